@@ -13,7 +13,7 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import Figures
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
-from vllm.benchmarks.dp_balance.trial.steps import Step, read_steps, waiting_share
+from vllm.benchmarks.dp_balance.trial.steps import read_steps
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
 
 APART = "cannot be told apart"
@@ -189,27 +189,21 @@ def trials(gain: float, noise: float, rounds: int, seed: int) -> Ratio:
     return found
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02, 0.1])
-@pytest.mark.parametrize("rounds", [2, 3, 5])
-def test_off_in_disguise_cannot_be_told_apart(noise, rounds):
-    """Of a hundred trials at most ten say anything else, whatever the noise."""
-    said = [
-        sentence("adaptive", "off", trials(0.0, noise, rounds, seed), None)
-        for seed in range(100)
-    ]
-    assert sum(APART not in text for text in said) <= 10
-    assert all(APART in text or noise for text in said)
-
-
-@pytest.mark.parametrize(("gain", "noise"), [(0.2, 0.02), (0.05, 0.005), (-0.2, 0.02)])
-def test_a_difference_is_seen_and_given_its_sign(gain, noise):
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.1])
+@pytest.mark.parametrize("gain", [0.0, 0.05, 0.2, -0.2])
+def test_a_difference_is_seen_with_its_sign_and_only_where_there_is_one(gain, noise):
+    """Of a hundred trials ten may say anything else."""
     said = [
         sentence("adaptive", "off", trials(gain, noise, 4, seed), None)
         for seed in range(100)
     ]
-    assert sum(APART not in text for text in said) >= 90
-    word = "earlier" if gain > 0 else "later"
-    assert all(f"% {word} than with off" in text for text in said if APART not in text)
+    told = [text for text in said if APART not in text]
+    if not gain:
+        assert len(told) <= 10 * bool(noise)
+    elif abs(gain) > 5 * noise:
+        assert len(told) >= 90
+        word = "earlier" if gain > 0 else "later"
+        assert all(f"% {word} than with off" in text for text in told)
 
 
 def test_so_many_more_rounds_would_tell():
@@ -251,7 +245,7 @@ def test_steps_are_read_from_a_log(tmp_path, who):
     assert read_steps(tmp_path / "none") == []
 
 
-def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path):
+def steps_log() -> str:
     """Every tenth step takes three times as long, and overlaps with the one before."""
     lines, clock = [], 100.0
     for number in range(300):
@@ -264,14 +258,17 @@ def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path):
             )
             for rank in (0, 1)
         ]
-    (log := tmp_path / "a.steps").write_text("\n".join(lines))
+    return "\n".join(lines)
+
+
+def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path):
+    (log := tmp_path / "a.steps").write_text(steps_log())
     steps = [step for step in read_steps(log) if step.number > 2]
     lasts = [step.end - step.start for step in steps]
     assert sorted({round(each, 3) for each in lasts}) == [0.05, 0.15]
     for step in steps:
         waits = step.rank == 1 and step.number % 10 == 0
         assert step.waits_s == pytest.approx(0.1 * waits, abs=0.01)
-    assert waiting_share(steps) == pytest.approx(1 / 12, rel=0.1)
 
 
 def result(turn: turns.Turn, seconds: float) -> turns.Result:
@@ -290,6 +287,8 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     folder = turns.Folder(tmp_path)
     folder.prepare({})
     order = turns.order(["off", "adaptive"], 3)
+    for turn in order[-2:]:
+        folder.file(turn, ".steps").write_text(steps_log())
     results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
     about = {"command": "vllm bench dp-balance trial", "device": "Ascend910B3"}
     report.write(folder, order, results, about)
@@ -309,23 +308,8 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     # Both requests were sent before the first answer: nothing is steady.
     assert "| output tokens per second |" not in page
     assert "| output tokens per second, whole run |" in page
-    assert image.imread(folder.report / "trial.png").shape[0] > 500
-
-
-def test_the_picture_shows_the_same_seconds_of_both(tmp_path):
-    steps = [
-        Step(rank, n, n * 0.105, n * 0.105 + 0.1, 20 * (n % 10 == rank), 2, 0.04)
-        for n in range(400)
-        for rank in range(4)
-    ]
-    mean = {name: 10.0 for _, name, _ in picture.FIGURES}
-    runs = {name: [10.0] for name in mean}
-    policies = {name: {"mean": mean, "runs": runs} for name in ("off", "cap")}
-    both = {"off": steps, "cap": steps}
-    said = picture.draw({"policies": policies}, both, tmp_path / "x.png")
-    assert said == f"Picture: {tmp_path / 'x.png'}"
-    pixels = image.imread(tmp_path / "x.png")
-    assert pixels.shape[1] > 1000
-    for colour in (picture.PROMPT, picture.TOKENS):
+    assert found["waiting_share"]["off"] == pytest.approx(1 / 12, rel=0.1)
+    pixels = image.imread(folder.report / "trial.png")
+    for colour in (picture.PROMPT, picture.TOKENS, picture.WAITS):
         wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
