@@ -133,7 +133,7 @@ def test_time_of_the_host_between_steps_is_measured(read):
 def test_steps_that_overlap_are_refused(tmp_path):
     """As they do with asynchronous scheduling: each is logged from its request on."""
     (path := tmp_path / "server.log").write_text(server_log(2000, 70.0, 0.037))
-    with pytest.raises(UsageError, match=r"1[34]. s in 7[34] s overlap; log"):
+    with pytest.raises(UsageError, match=r"1[89].* s in 10 s overlap; log"):
         read_server_logs([path], 2)
 
 

@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,51 +93,38 @@ def read_server_logs(
     return samples, _host_seconds(names, samples, clocks)
 
 
+WINDOW_S = 10.0
+"""The clock of a log counts whole seconds: so many of them tell enough."""
 OVERLAP = 0.25
-"""Share of a stretch by which its clocks cannot be wrong."""
-LEAST_STRETCH = 10.0
-"""Seconds: the clock of a log counts whole ones."""
+"""Share of a window by which its clocks cannot be wrong."""
 
 
 def _host_seconds(
     names: str, samples: Sequence[StepSample], clocks: Sequence[str]
 ) -> float:
-    """Mean time between two steps, in the longest stretch without a pause.
+    """Time between two steps, in the median of the windows; 0 if there are too few.
 
-    The clocks are whole seconds, so a single gap tells nothing; over a long stretch
-    the rounding of its two ends does not matter. 0 if there is no such.
+    Pauses, or a clock that was set, may be in less than half of them.
 
     Raises:
         UsageError: the steps overlap.
     """
-    longest = busy = found = 0.0
-    spent = elapsed = count = 0.0
-    before = None
-    for sample, text in zip(samples, clocks, strict=True):
-        try:
-            clock = datetime.fromisoformat(f"2024-{text}")  # a log names no year
-        except ValueError:
-            continue
-        gap = (clock - before).total_seconds() if before else -9.0
-        before = clock
-        # Ranks that log at the same time may be a second apart; a clock that was set
-        # back is more, as a new year is.
-        if not -2 < gap <= sample.seconds + 1:
-            spent = elapsed = count = 0.0
-            continue
-        spent, elapsed, count = spent + sample.seconds, elapsed + gap, count + 1
-        if elapsed > longest:
-            longest, found, busy = elapsed, (elapsed - spent) / count, spent
-    if longest < LEAST_STRETCH:
+    windows = defaultdict[str, list[float]](list)
+    for sample, clock in zip(samples, clocks, strict=True):
+        windows[clock[:-1]].append(sample.seconds)
+    whole = [*windows.values()][1:-1]
+    if not whole:
         print(
             f"note: {names}: the time between steps is not known and taken as 0, "
-            f"because no stretch without a pause lasts {LEAST_STRETCH:g} s.",
+            f"because the log has no whole {WINDOW_S:g} s.",
             file=sys.stderr,
         )
         return 0.0
-    if busy > (1 + OVERLAP) * longest:
+    busy = statistics.median(map(sum, whole))
+    if busy > (1 + OVERLAP) * WINDOW_S:
         raise UsageError(
-            f"{names}: steps of {busy:.3g} s in {longest:.3g} s overlap; log them with "
+            f"{names}: steps of {busy:.3g} s in {WINDOW_S:g} s overlap; log them with "
             "--no-async-scheduling."
         )
-    return max(0.0, found)
+    free = ((WINDOW_S - sum(each)) / len(each) for each in whole)
+    return max(0.0, statistics.median(free))
