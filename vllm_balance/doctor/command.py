@@ -20,10 +20,8 @@ OF_NPUS: Checks = {
     "devices": npus.devices,
     "chip": npus.chips,
     "use of NPUs": npus.use,
-    "hccn.conf": npus.network,
     "driver": software.driver,
     "CANN": software.toolkits,
-    "libraries": software.libraries,
 }
 """Checks that are left out for a wheel that needs no NPUs."""
 NEXT = (

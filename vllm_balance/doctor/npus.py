@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
@@ -88,19 +87,3 @@ def use(machine: Machine) -> Said:
             found += "is seen here"
             yield Line(f"NPU {npu.number}", "warn", found, "free", do)
     yield f"{len(machine.visible)} free"
-
-
-def network(machine: Machine) -> Said:
-    """/etc/hccn.conf: addresses of the NPUs' own network, between hosts."""
-    look = "for i in $(seq 0 7); do hccn_tool -i $i -ip -g; done"
-    text = machine.read("/etc/hccn.conf")
-    given = {int(n) for n in re.findall(r"^\s*address_(\d+)\s*=\s*\S", text, re.M)}
-    missing = [npu.number for npu in machine.smi.npus if npu.number not in given]
-    if not text:
-        found = "no such file; containers have one only if it is mounted"
-        yield Line("hccn.conf", "unknown", found, do=f"on the host: {look}")
-    elif missing and machine.plan.spans_hosts:
-        found = f"no address for {', '.join(map(str, missing))}"
-        do = f"hccn_tool -i {missing[0]} -ip -s address … netmask …; then {look}"
-        yield Line("hccn.conf", "bad", found, "an address for each NPU", do)
-    yield f"{len(given)} addresses"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 
 from vllm_balance.doctor.lines import Line, Said, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import UNKNOWN, order
-from vllm_balance.installed import find_installed, folder_of, normalise
+from vllm_balance.installed import find_installed, normalise
 from vllm_balance.start import hooks_that_are_gone, triton_problem
 from vllm_balance.verify import NAMES, repair_mixed, strangers
 
@@ -20,17 +19,6 @@ ASCEND = "/usr/local/Ascend"
 CANN = ("CANN", "ASCEND_HOME_PATH", f"source {ASCEND}/ascend-toolkit/set_env.sh")
 NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
 """Name, variable of its folder, and what sets that."""
-LIBRARIES = {
-    "libascend_hal.so": f"mount {ASCEND}/driver/lib64, and name its folders common "
-    "and driver in LD_LIBRARY_PATH",
-    "libascendcl.so": CANN[-1],
-    "libhccl.so": CANN[-1],
-    "libatb.so": NNAL[-1],
-}
-"""What is opened at start, to what makes the loader find it."""
-BOUND_AT_START = ("torch_npu/lib/libop_plugin_atb.so", "vllm_ascend/*.so")
-"""Python resolves all symbols of what it imports, so one that is missing ends it."""
-WITH_THEM = ("torch/lib", "torch_npu/lib", "vllm_ascend", "vllm_ascend/lib")
 
 
 def wheel(machine: Machine) -> Said:
@@ -160,44 +148,3 @@ def _toolkit(
     do = f"install {name} {wanted}, then {set_env} in a new shell"
     older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
     return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)
-
-
-def libraries(machine: Machine) -> Said:
-    """What the loader finds, and whether all symbols do; nothing is run or loaded."""
-    if which("ldd", path=machine.environ.get("PATH", "")) is None:
-        yield Line("libraries", "unknown", "no ldd on PATH", do="install libc-bin")
-        return
-    names = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
-    for conf in machine.glob("/etc/ld.so.conf.d/*.conf"):  # the driver has one
-        names += re.findall(r"^/.*$", machine.read(conf), re.M)
-    folders = [machine.path(name) for name in names if name]
-    for name, do in LIBRARIES.items():
-        path = next((f / name for f in folders if (f / name).exists()), None)
-        found = "in no folder that the loader searches"
-        if path is None or (found := _problem(machine, path, folders)):
-            yield Line(name, "bad", found, "a library that loads", do)
-    packages = map(folder_of, ("torch_npu", "vllm_ascend"))
-    roots = [folder.parent for folder in packages if folder]
-    folders += [root / name for root in roots for name in WITH_THEM]
-    bound = {p for root in roots for name in BOUND_AT_START for p in root.glob(name)}
-    for path in sorted(bound):
-        if found := _problem(machine, path, folders, "-r"):
-            do = "install CANN, NNAL and torch-npu of one line; see their lines here"
-            yield Line(path.name, "bad", found, "all that it is linked to", do)
-    yield f"{len(LIBRARIES) + len(bound)} load"
-
-
-def _problem(
-    machine: Machine, path: Path, folders: Sequence[Path], *options: str
-) -> str:
-    """What the loader would say; empty when nothing. `-r` looks for symbols, too."""
-    given = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LC_ALL": "C"}
-    text, status = machine.run("ldd", *options, str(path), seconds=60, **given)
-    found = re.findall(r"^\s*(\S+ => not found)", text, re.M)
-    # Those of Python are in the program that imports it.
-    symbols = re.findall(r"undefined symbol: (?!_?Py)(\w+)", text)
-    found += [f"undefined {name}" for name in symbols]
-    if status and not found:
-        found = [text.strip() or status]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{path}: {found[0]}{more}" if found else ""

@@ -12,7 +12,6 @@ guides of CANN 8.5 to 9.1.
 """
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -104,19 +103,6 @@ class FakeMachine:
         path.write_text(text)
         return path
 
-    def library(self, name, *renamed):
-        """A small real library, with names of what it needs or imports replaced."""
-        maps = Path("/proc/self/maps").read_text()
-        (real,) = set(re.findall(r"(/\S+/libm[.-]\S+)", maps)) or {"/lib/libm.so.6"}
-        data = Path(real).read_bytes()
-        for old, new in renamed:
-            assert len(old) == len(new)
-            assert old in data
-            data = data.replace(old, new)
-        path = self.write(name, "")
-        path.write_bytes(data)
-        return path
-
     def _make_root(self):
         self.write("/proc/self/mounts", MOUNTS)
         self.write("/proc/net/fib_trie", TRIE)
@@ -129,8 +115,6 @@ class FakeMachine:
             self.write(f"/dev/davinci{i}", "")
         for name in ("davinci_manager", "devmm_svm", "hisi_hdc"):
             self.write(f"/dev/{name}", "")
-        hccn = "address_0=10.1.0.1\nnetmask_0=255.255.0.0\naddress_1=10.1.0.2\n"
-        self.write("/etc/hccn.conf", hccn)
         fields = f"Version={self.hdk}\nInnerversion=V100R001C23SPC002B212\n"
         fields += "compatible_version_fw=[6.4.0,6.4.99],[7.0.0,8.9.9]\n"
         self.write(f"{ASCEND}/driver/version.info", fields)
@@ -141,21 +125,11 @@ class FakeMachine:
         atb = f"{ASCEND}/nnal/atb/latest"
         text = f"    Ascend-cann-atb : {self.cann}\n    Platform : aarch64\n"
         self.write(f"{atb}/version.info", text)
-        libraries = {
-            f"{ASCEND}/driver/lib64/driver": ("libascend_hal.so",),
-            f"{home}/lib64": ("libascendcl.so", "libhccl.so"),
-            f"{atb}/atb/cxx_abi_1/lib": ("libatb.so",),
-        }
-        for folder, names in libraries.items():
-            for name in names:
-                self.library(f"{folder}/{name}")
-        # Bare hosts have no folder of the driver in the variable.
-        hal, *loaded = libraries
-        self.write("/etc/ld.so.conf.d/ascend_driver_so.conf", f"{hal}\n")
+        self.write(f"{atb}/atb/cxx_abi_1/lib/libatb.so", "")
         self.variables |= {
             "ASCEND_HOME_PATH": home,
             "ATB_HOME_PATH": f"{atb}/atb/cxx_abi_1",
-            "LD_LIBRARY_PATH": ":".join(loaded),
+            "LD_LIBRARY_PATH": f"{home}/lib64:{atb}/atb/cxx_abi_1/lib",
             "GLOO_SOCKET_IFNAME": "eth0",
             "HCCL_SOCKET_IFNAME": "=eth0",
             "HCCL_IF_IP": "10.0.0.1",
@@ -213,7 +187,6 @@ class FakeMachine:
 
     def _make_programs(self):
         self.programs.mkdir()
-        (self.programs / "ldd").symlink_to(shutil.which("ldd") or "/usr/bin/ldd")
         self.npu_smi(table(self.device, self.hdk))
 
     @property
