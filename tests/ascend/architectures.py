@@ -71,7 +71,47 @@ def interleave(model: torch.nn.Module) -> None:
     modeling_glm_moe_dsa.apply_rotary_pos_emb = rotated
 
 
+def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    config = transformers.MiniMaxM2Config(
+        vocab_size=vocabulary,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        rotary_dim=32,
+        scoring_func="sigmoid",  # as the next: what Hugging Face assumes, unwritten
+        use_routing_bias=True,
+        **shape | {"intermediate_size": 64},
+    )
+    return transformers.MiniMaxM2ForCausalLM(config)
+
+
+def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
+    """Qwen3-VL, a mixture of experts.
+
+    Published weights of experts have inputs before outputs. vLLM turns them round, and
+    transformers does where shapes differ, but does not write them so.
+    """
+    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
+    text = EXPERTS | shape | {"moe_intermediate_size": 96, "num_experts": 8}
+    text |= {"vocab_size": vocabulary, "rope_parameters": rotary}
+    text["norm_topk_prob"] = True  # as Hugging Face does, and does not write
+    vision = {
+        **{"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+        **{"out_hidden_size": shape["hidden_size"], "num_position_embeddings": 64},
+        "deepstack_visual_indexes": [0],
+    }
+    config = transformers.Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=False
+    )
+    model = transformers.Qwen3VLMoeForConditionalGeneration(config)
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            weight.data = weight.data.transpose(1, 2).contiguous()
+    return model
+
+
 MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "GLM-4.7": glm4_moe,
     "GLM-5": glm_dsa,
+    "MiniMax-M2": minimax,
+    "Qwen3-VL": qwen3_vl,
 }

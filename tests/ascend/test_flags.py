@@ -80,6 +80,9 @@ MODES = {
         environment=A3,
         draft="mtp",
     ),
+    "W8A8, graphs": Mode(
+        "deepseek in int8", IN_GRAPHS, [REPLAY, UPDATE, QUANTISED_CALL]
+    ),
     "W8A8, graphs, A3": Mode(
         "deepseek in int8",
         IN_GRAPHS,
@@ -96,7 +99,9 @@ MODES = {
         environment=A3,
         draft="mtp",
     ),
+    "MLA": Mode("deepseek", EAGER, [LATENT_CALL]),
     "EAGLE3, graphs": Mode("deepseek", IN_GRAPHS, [REPLAY, UPDATE], draft="eagle3"),
+    "fused MC2, A3": Mode("moe", [*EAGER, *FUSED], [FUSED_CALL], environment=A3),
     "flashcomm1": Mode(
         "moe",
         EAGER,

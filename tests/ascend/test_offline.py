@@ -76,7 +76,9 @@ def slow(*case):
 MODEL_OPTIONS = {
     "deepseek": WHOLE,
     "GLM-5": {**WHOLE, "max_model_len": 4096},
+    "Qwen3-VL": {"limit_mm_per_prompt": {"image": 0, "video": 0}},
 }
+OTHERS = ("GLM-4.7", "MiniMax-M2", "Qwen3-VL")
 
 
 def run_float32(name, model, given, **options):
@@ -88,7 +90,7 @@ def run_float32(name, model, given, **options):
     return accepted
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", slow("GLM-4.7")])
+@pytest.mark.parametrize("name", ["dense", "moe", *map(slow, OTHERS)])
 def test_graphs(name, models, counts):
     """Of several sizes; each step of decodes alone is one replay."""
     model, given = models(name)
