@@ -1,7 +1,6 @@
 """One rank of a group on the emulated device; says what HCCL does otherwise than gloo.
 
-Arguments: the signal for rank 1 ("0" for none), rank, ranks, a file for the group's
-store. Prints JSON.
+Arguments: rank, ranks, a file for the group's store. Prints JSON.
 """
 
 import json
@@ -17,31 +16,17 @@ LARGE = (5 << 20) // 4 + 3
 """More float32 elements than the emulator moves at once, and no round number."""
 
 
-def main(signal: int, rank: int, ranks: int, store: str) -> None:
+def main(rank: int, ranks: int, store: str) -> None:
     import torch_npu  # noqa: F401
 
     torch.npu.set_device(rank)
     dist.init_process_group(
         "cpu:gloo,npu:hccl", init_method=f"file://{store}", rank=rank, world_size=ranks
     )
-    if signal:
-        lose(rank, signal)
     every = [*collectives(rank, ranks), *letters(rank, ranks), *groups(rank)]
     every += replays(rank, ranks)
     print(json.dumps([name for name, same in every if not same]), flush=True)
     os._exit(0)
-
-
-def lose(rank: int, number: int) -> None:
-    """An exception in those that wait for rank 1, after a call that all make."""
-    t = torch.ones(4, device="npu")
-    dist.all_reduce(t)
-    torch.npu.synchronize()
-    if rank == 1:
-        os.kill(os.getpid(), number)
-    os.environ["HCCL_EXEC_TIMEOUT"] = "15"  # not before: ranks may start slowly
-    dist.all_reduce(t)
-    torch.npu.synchronize()
 
 
 def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -176,4 +161,4 @@ def groups(rank: int) -> Iterator[tuple[str, bool]]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
