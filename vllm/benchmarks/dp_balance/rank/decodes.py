@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The requests of a rank that decode: counted, until the step in which one ends."""
 
-from .limits import BLOCK_SIZE, blocks_of
+from .limits import blocks_of
 from .request import RankRequest
 
 
@@ -11,6 +11,8 @@ class Decodes:
 
     per_request = 1
     """Tokens that one computes in a step."""
+    _ahead = 1
+    """Tokens of one that need a place in the KV cache beside those that it has."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -19,8 +21,8 @@ class Decodes:
         """Tokens that these attend to."""
         self.wasted = 0
         """Tokens of the last step that bring none of an answer."""
-        self._growing = [0] * BLOCK_SIZE
-        """Requests by phase."""
+        self._begun = 0
+        """Tokens that these had when they began."""
         self._ending: dict[int, list[RankRequest]] = {}
         """Requests by the step of their last token."""
 
@@ -29,46 +31,50 @@ class Decodes:
         """Tokens that all compute in the next step."""
         return self.count * self.per_request
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that all need for the next step, beside those with which they began.
+
+        Each has filled a part of its last one, on average a half, then as now; so it is
+        not looked at who needs another.
+        """
+        return blocks_of(self.context - self._begun + self.count * self._ahead)
+
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
         work.ends = step + work.request.output_len - work.num_output_tokens - 1
-        work.phase = (work.num_tokens - step - 1) % BLOCK_SIZE
-        self._growing[work.phase] += 1
+        self._ending.setdefault(work.ends, []).append(work)
+        self._add(work)
+
+    def _add(self, work: RankRequest) -> None:
         self.count += 1
         self.context += work.num_tokens
-        self._ending.setdefault(work.ends, []).append(work)
-
-    def growth(self, step: int) -> int:
-        """Blocks of the KV cache that all need for a step."""
-        return self._growing[-step % BLOCK_SIZE]
-
-    def grows(self, work: RankRequest, step: int) -> int:
-        """Those of one, which may have ended."""
-        return not work.ended and not (work.phase + step) % BLOCK_SIZE
-
-    def preempt(self, work: RankRequest, step: int) -> None:
-        """Takes one out before a step; its tokens are counted in the request again."""
-        if work.ended:
-            work.num_computed_tokens = work.most_computed
-            return
-        work.num_output_tokens = work.request.output_len - (work.ends - step + 1)
-        work.num_computed_tokens = work.num_tokens - 1
-        self._ending[work.ends].remove(work)
-        self._remove(work, work.num_computed_tokens)
+        self._begun += work.num_tokens
 
     def _remove(self, work: RankRequest, computed: int) -> None:
         self.count -= 1
         self.context -= computed
-        self._growing[work.phase] -= 1
+        self._begun -= work.num_tokens
+
+    def preempt(self, work: RankRequest, step: int) -> None:
+        """Takes one out before a step; its tokens are counted in the request again."""
+        passed = self.output_tokens(work, step - 1)
+        self._ending[work.ends].remove(work)
+        work.ends = 0
+        self._end(work, passed)
+
+    def _end(self, work: RankRequest, passed: int) -> None:
+        computed = work.request.prompt_len + passed - 1
+        self._remove(work, computed)
+        work.num_output_tokens, work.num_computed_tokens = passed, computed
 
     def output_tokens(self, work: RankRequest, step: int) -> int:
-        """Tokens of the answer that one has once a step has ended, not those after."""
-        known, tokens = work.num_output_tokens, self._tokens_after(work, step)
-        prefills = work.num_computed_tokens < work.num_tokens
-        return min(known, tokens) if prefills else max(known, tokens)
+        """Tokens of the answer that one has after a step, the last that was scheduled.
 
-    def _tokens_after(self, work: RankRequest, step: int) -> int:
-        """As if it decoded since it began, or until it was preempted."""
+        A front-end knows them a step later where steps are scheduled ahead.
+        """
+        if not work.ends:
+            return work.num_output_tokens
         return work.request.output_len - (work.ends - step)
 
     def advance(self, step: int) -> list[RankRequest]:
@@ -83,70 +89,49 @@ class Decodes:
 class DraftedDecodes(Decodes):
     """Requests that also compute drafts in each step, of which some are accepted.
 
-    Drafts need look-ahead slots in the KV cache. With asynchronous scheduling a request
-    has room for all drafts of the step that has not ended, and one that may need
-    another step is scheduled for it before that is known.
+    Drafts need look-ahead slots in the KV cache, and with asynchronous scheduling
+    others for those of the step that has not ended. Only after another step it is then
+    known which one brought the last token.
     """
 
     def __init__(self, drafts: int, async_scheduling: bool) -> None:
         """The number of drafts in each step."""
         super().__init__()
         self.per_request = 1 + drafts
+        self._ahead = 1 + drafts * (1 + async_scheduling)
         self._async = async_scheduling
-        self._known: dict[RankRequest, tuple[int, int]] = {}
-        """Tokens of each before the next step, and before the last one or 0."""
+        self._known: dict[RankRequest, int] = {}
+        """Tokens of each before the next step."""
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
-        self._known[work] = work.num_tokens + 1, 0
-        tokens = work.num_output_tokens
-        work.ends, work.past = step, (tokens + 1, tokens, tokens)
-        self.count += 1
-        self.context += work.num_tokens
-
-    def growth(self, step: int) -> int:
-        """Blocks of the KV cache that all need for a step."""
-        return sum([self.grows(work, step) for work in self._known])
-
-    def grows(self, work: RankRequest, step: int) -> int:
-        """Those of one, which may have ended."""
-        if work not in self._known:
-            return 0
-        known, before = self._known[work]
-        slots = before + self.per_request if self._async and before else known
-        slots += 2 * self.per_request - 2  # its own, and those ahead
-        return max(0, blocks_of(slots) - work.num_blocks)
+        self._known[work] = work.num_tokens + 1
+        self._add(work)
 
     def preempt(self, work: RankRequest, step: int) -> None:
         """Takes one out before a step; its tokens are counted in the request again."""
-        known, before = self._known.pop(work, (0, 0))
-        if known:
-            self.count -= 1
-            self.context -= known - 1
-        if not work.ended:
-            work.num_output_tokens = known - work.request.prompt_len
-            # What is in the KV cache and known.
-            work.num_computed_tokens = before or known - 1
+        self._end(work, self._known.pop(work) - work.request.prompt_len)
 
-    def _tokens_after(self, work: RankRequest, step: int) -> int:
-        return work.past[max(0, work.ends - step)]
+    def output_tokens(self, work: RankRequest, step: int) -> int:
+        """Tokens of the answer that one has after the last scheduled step."""
+        known = self._known.get(work)
+        return known - work.request.prompt_len if known else work.num_output_tokens
 
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""
         done, gains = [], 0
-        for work, (known, _) in list(self._known.items()):
+        for work, known in list(self._known.items()):
             left = work.most_computed + 1 - known
             gain = min(left, 1 + next(work.request.drafts)) if left else 0
             gains += gain
-            self._known[work] = known + gain, known
-            last, before, _ = work.past
-            work.ends, work.past = step, (last + gain, last, before)
-            if gain == left:
-                done += [work] * (left > 0)
-                # Asynchronously it is known only after another step that this was all.
-                if not self._async or left < 2:
-                    del self._known[work]
+            if gain == left > 0:
+                done.append(work)
+            if gain < left or (left and self._async):
+                self._known[work] = known + gain
+            else:
+                del self._known[work]
+                self._begun -= work.num_tokens
         self.wasted = self.tokens - gains
         self.count = len(self._known)
-        self.context = sum([known - 1 for known, _ in self._known.values()])
+        self.context = sum(self._known.values()) - self.count
         return done

@@ -51,7 +51,7 @@ class Engine:
             if received:
                 return ReceivedBlocks(limits)
             if shared_prefixes:
-                return CachedBlocks(limits, async_scheduling)
+                return CachedBlocks(limits)
             return Blocks(limits)
 
         self._ranks = [

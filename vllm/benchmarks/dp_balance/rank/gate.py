@@ -21,7 +21,7 @@ from vllm.v1.core.sched.balance.policies.rows import Row
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks
-from .limits import BLOCK_SIZE, RankLimits, blocks_of
+from .limits import RankLimits, blocks_of
 from .request import RankRequest
 from .scheduler import Scheduler
 
@@ -65,7 +65,7 @@ class GatedRank(Scheduler):
         """Tokens of a request that are in the KV cache now."""
         work = RankRequest(request, "", 0.0)
         self._blocks.add(work)
-        return BLOCK_SIZE * self._blocks.found(work)[0]
+        return self._blocks.found(work)[0]
 
     def end_wave(self) -> None:
         """Forgets the decision, and steps without requests."""
@@ -132,6 +132,5 @@ class GatedRank(Scheduler):
         tokens, computed = work.num_tokens, work.num_computed_tokens
         whole, used = blocks_of(tokens + self._blocks.ahead), work.num_blocks
         if not computed:
-            blocks, used = self._blocks.found(work)
-            computed = blocks * BLOCK_SIZE
+            computed, used = self._blocks.found(work)
         return Prompt(tokens, computed, max(0, whole - used))

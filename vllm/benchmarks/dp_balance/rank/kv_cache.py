@@ -3,13 +3,13 @@
 """A rank's KV cache: blocks of which some are free, or as many as it takes."""
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from heapq import heappop, heappush
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable
 
 from ..requests.request import SimRequest
 from .limits import BLOCK_SIZE, RankLimits, blocks_of
-from .request import Key, RankRequest, Run, Source
+from .request import Piece, RankRequest
 
 
 class Blocks:
@@ -27,6 +27,8 @@ class Blocks:
         """Whether they can be used up."""
         self.ahead = limits.num_speculative_tokens
         """Tokens for which a request that is scheduled needs room beside its own."""
+        self._grown = 0
+        """What answers use beside the blocks of their prompts."""
 
     @property
     def usage(self) -> float:
@@ -54,8 +56,16 @@ class Blocks:
         return max(blocks_of(work.num_tokens), blocks_of(computed + self.ahead))
 
     def found(self, work: RankRequest) -> tuple[int, int]:
-        """What is cached of a request that waits: blocks, and those that are in use."""
+        """Tokens that are cached of a request that waits, and their blocks in use."""
         return 0, 0
+
+    def grow(self, count: int) -> bool:
+        """Lets all answers use so many blocks; False if there are not as many."""
+        free = self.free + self._grown - count
+        if free < 0:
+            return False
+        self.free, self._grown = free, count
+        return True
 
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request more free blocks."""
@@ -108,174 +118,127 @@ class Chunks:
 
 
 class CachedBlocks(Blocks):
-    """Blocks as vLLM's block pool keeps them, for prompts that share beginnings.
+    """Blocks of prompts that share beginnings, chunk by chunk.
 
-    A block that is full has a key, by which later requests find it, until it is taken
-    for something else: first those that were never used, then the one that is free for
-    the longest time. Of a request's blocks the last is freed first. Equal blocks are
-    not merged; the first of them is found. Prompts have thousands of blocks, so those
-    that are used, cached and freed together are a `Run`.
+    A chunk is found by later requests from when all of it is computed until its blocks
+    are taken for something else: first those that hold nothing, then those that are
+    free for the longest time, of a request the last first. vLLM does so block by block,
+    finds what a preempted request has computed itself, and merges nothing; here, who
+    computes a chunk that another has in use keeps that in use, too.
     """
 
-    def __init__(self, limits: RankLimits, async_scheduling: bool) -> None:
+    def __init__(self, limits: RankLimits) -> None:
         super().__init__(limits)
-        self._unused = self.free
-        self._queue: list[tuple[int, int, Run]] = []
-        """A heap of free runs, the next to be taken first: by when they were freed.
-        Those that were taken out since are of another time."""
-        self._pushed = 0
-        self._cached: dict[Key, list[Run]] = {}
+        self._pieces: dict[int, Piece] = {}
+        """Of the chunks that are found, by number. If one is, so are those before it,
+        and if one is in use, so are they."""
+        self._idle: OrderedDict[Piece, None] = OrderedDict()
+        """What is cached in free blocks, the next to be taken first."""
+        self._num_idle = 0
+        """Blocks of these."""
         self._chunks = Chunks()
-        # With asynchronous scheduling a block is cached once its last token is known.
-        self._unknown = int(async_scheduling)
 
     def add(self, work: RankRequest) -> None:
         """A request has come to wait."""
-        request = work.request
-        work.chunks = self._chunks.of(request)
-        tokens = min(request.prompt_len, len(work.chunks) * request.chunk_size)
-        work.shared_blocks = tokens // BLOCK_SIZE
-        if request.has_cached:
-            self._have(work)
-
-    def _have(self, work: RankRequest) -> None:
-        """Caches what a request shares, in blocks that nobody has computed."""
-        end = work.shared_blocks
-        if end and work.key(end - 1) not in self._cached:
-            run = Run(Source(work), 0, end, end, [])
-            self._cached.update({work.key(index): [run] for index in range(end)})
+        chunks = work.chunks = self._chunks.of(work.request)
+        if work.request.has_cached and chunks and chunks[-1] not in self._pieces:
+            for index, chunk in enumerate(chunks):
+                # It uses no block until somebody uses it.
+                self._pieces.setdefault(chunk, Piece(work.chunk_blocks(index), chunk))
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
         """Lets a waiting request find what is cached of it, if all of it fits."""
-        found = self._hits(work)
-        hits = found[-1][2] if found else 0
-        work.num_computed_tokens = hits * BLOCK_SIZE
+        work.num_computed_tokens, used = self.found(work)
         tokens = clip()
-        revived = sum(stop - start for run, start, stop in found if not run.users)
         most = self._most(work, work.num_computed_tokens + tokens)
-        if most - hits + revived > self.free:
+        if most - used > self.free:
             work.num_computed_tokens = 0
             return 0
-        self.free -= revived
-        work.runs = [self._part(*each) for each in found]
-        for run in work.runs:
-            run.users.append(work)
-            run.freed = 0
-        work.source, work.num_cached_blocks, work.num_blocks = Source(work), hits, hits
+        count = self._num_found(work)
+        work.pieces = [self._pieces[chunk] for chunk in work.chunks[:count]]
+        work.num_blocks = work.num_shared = work.blocks_before(count)
+        for piece in work.pieces:
+            self._use(piece)
+        self._evict()
         return tokens
 
+    def _num_found(self, work: RankRequest) -> int:
+        """Chunks of it that are cached."""
+        pieces = self._pieces
+        return bisect_left(work.chunks, True, key=lambda chunk: chunk not in pieces)
+
     def found(self, work: RankRequest) -> tuple[int, int]:
-        """What is cached of a request that waits: blocks, and those that are in use."""
-        blocks = used = 0
-        for run, start, stop in self._hits(work):
-            blocks += stop - start
-            used += stop - start if run.users else 0
-        return blocks, used
+        """Tokens that are cached of a request that waits, and their blocks in use."""
+        pieces, count = self._pieces, self._num_found(work)
+        if not count:
+            return 0, 0
+        used = bisect_left(
+            work.chunks, True, hi=count, key=lambda chunk: not pieces[chunk].users
+        )
+        # The last token is computed, and before drafts another block.
+        blocks = min(work.blocks_before(count), (work.num_tokens - 1) // BLOCK_SIZE)
+        blocks = max(0, blocks - (self.ahead > 0))
+        return blocks * BLOCK_SIZE, work.blocks_before(used)
 
-    def _hits(self, work: RankRequest) -> list[tuple[Run, int, int]]:
-        """What is found, of which a drafter computes the last block again."""
-        found = list(self._find(work))
-        if found and self.ahead:
-            run, start, stop = found.pop()
-            if start < stop - 1:
-                found.append((run, start, stop - 1))
-        return found
+    def _use(self, piece: Piece) -> None:
+        """One request more does; its blocks are not free."""
+        if not piece.users:
+            self.free -= piece.blocks
+            self._take_from_idle(piece)
+        piece.users += 1
 
-    def _find(self, work: RankRequest) -> Iterator[tuple[Run, int, int]]:
-        """The runs that have its beginning, each with the first block and the end."""
-        index, most = 0, work.most_hits
-        while index < most and (runs := self._cached.get(work.key(index))):
-            run, start = runs[0], index
-            # The first block that is found at a place stays so at later places: whoever
-            # brought others there first uses those before them, which are freed later.
-            index = run.same_until(work, start, most)
-            yield run, start, index
-
-    def _part(self, run: Run, start: int, stop: int) -> Run:
-        """Those blocks of a run as one of their own."""
-        if stop < run.stop:
-            run = self._split(run, stop)
-        if start > run.start:
-            front = self._split(run, start)
-            if front.freed:
-                self._push(front)
-        return run
-
-    def _split(self, run: Run, at: int) -> Run:
-        """Takes the blocks before one out of a run; the others stay where they are."""
-        head = replace(run, stop=at, cached=min(at, run.cached), users=[*run.users])
-        for index in range(run.start, head.cached):
-            runs = self._cached[run.source.key(index)]
-            runs[runs.index(run)] = head
-        for work in run.users:
-            work.runs.insert(work.runs.index(run), head)
-        run.start, run.cached = at, max(at, run.cached)
-        return head
+    def _take_from_idle(self, piece: Piece) -> None:
+        if piece in self._idle:
+            del self._idle[piece]
+            self._num_idle -= piece.blocks
 
     def take(self, work: RankRequest, count: int) -> None:
         """Gives a request more free blocks."""
-        if not count:
-            return
-        self.free -= count
-        work.num_blocks += count
-        self._evict(count)
-        last = work.runs[-1] if work.runs else None
-        if last is not None and last.source is work.source and len(last.users) == 1:
-            last.stop += count
-            return
-        start = 0 if last is None else last.stop
-        work.runs.append(Run(work.source, start, start + count, start, [work]))
+        super().take(work, count)
+        self._evict()
 
-    def _evict(self, count: int) -> None:
-        """Makes free blocks empty, those that were never used first."""
-        fresh = min(count, self._unused)
-        self._unused -= fresh
-        count -= fresh
-        while count:
-            freed, _, run = self._queue[0]
-            if freed != run.freed or run.start == run.stop:
-                heappop(self._queue)
-                continue
-            stop = max(run.start, run.stop - count)
-            for index in range(stop, run.cached):
-                key = run.source.key(index)
-                runs = self._cached[key]
-                runs.remove(run)
-                if not runs:
-                    del self._cached[key]
-            count -= run.stop - stop
-            run.stop, run.cached = stop, min(stop, run.cached)
+    def grow(self, count: int) -> bool:
+        """Lets all answers use so many blocks; False if there are not as many."""
+        fits = super().grow(count)
+        self._evict()
+        return fits
+
+    def _evict(self) -> None:
+        while self._num_idle > self.free and self._idle:
+            piece, _ = self._idle.popitem(last=False)
+            self._num_idle -= piece.blocks
+            self._pieces.pop(piece.chunk, None)
 
     def computed(self, work: RankRequest) -> None:
         """Some of a prompt is computed by the step that is being scheduled."""
-        self._cache(work, work.num_computed_tokens)
-
-    def _cache(self, work: RankRequest, tokens: int) -> None:
-        full = tokens // BLOCK_SIZE
-        if full <= work.num_cached_blocks:
-            return
-        # What is cached since the start is followed by the rest, in one run.
-        run = work.runs[-1]
-        for index in range(work.num_cached_blocks, full):
-            runs = self._cached.setdefault(work.key(index), [])
-            runs.append(run)
-            if len(runs) > 1:
-                for each in runs:
-                    each.has_equals = True
-        run.cached = work.num_cached_blocks = full
+        full, chunks = work.num_computed_tokens // BLOCK_SIZE, work.chunks
+        index = len(work.pieces)
+        while index < len(chunks) and work.blocks_before(index + 1) <= full:
+            blocks, chunk = work.chunk_blocks(index), chunks[index]
+            piece = self._pieces.get(chunk)
+            if piece is None or not piece.users:
+                if piece is not None:
+                    self._take_from_idle(piece)
+                piece = self._pieces[chunk] = Piece(blocks, chunk)
+                work.num_shared += blocks
+            piece.users += 1
+            work.pieces.append(piece)
+            index += 1
 
     def release(self, work: RankRequest) -> None:
         """Takes back the blocks of a request, which hold its computed tokens."""
-        # Blocks of its answer: until now, nobody else could have found them.
-        self._cache(work, work.num_computed_tokens - self._unknown)
-        for run in reversed(work.runs):
-            run.users.remove(work)
-            if not run.users:
-                self.free += run.stop - run.start
-                run.freed = self._pushed + 1
-                self._push(run)
-        work.runs, work.num_cached_blocks, work.num_blocks = [], 0, 0
+        self.free += work.num_blocks - work.num_shared
+        # Nobody finds them, but they are taken in their turn.
+        own = blocks_of(work.num_computed_tokens) - work.num_shared
+        if own > 0:
+            self._leave(Piece(own))
+        for piece in reversed(work.pieces):
+            piece.users -= 1
+            if not piece.users:
+                self.free += piece.blocks
+                self._leave(piece)
+        work.pieces, work.num_blocks, work.num_shared = [], 0, 0
 
-    def _push(self, run: Run) -> None:
-        self._pushed += 1
-        heappush(self._queue, (run.freed, self._pushed, run))
+    def _leave(self, piece: Piece) -> None:
+        self._idle[piece] = None
+        self._num_idle += piece.blocks

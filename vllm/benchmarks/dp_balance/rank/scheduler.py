@@ -135,7 +135,9 @@ class Scheduler:
         work = self._requests.get(str(request.index))
         if work is None:
             return 0
-        return self._decodes.output_tokens(work, self._step - len(self._in_flight))
+        if work.ended:
+            return request.output_len
+        return self._decodes.output_tokens(work, self._step)
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
@@ -164,37 +166,22 @@ class Scheduler:
         return load
 
     def _grow(self) -> bool:
-        """Gives every decode the block that it needs; whether any was preempted."""
-        if not self._blocks.is_limited:
-            return False
-        running, blocks, preempts = self._running, self._blocks, False
-        if not self._decodes.growth(self._step):
-            return False
-        index = 0
-        while index < len(running):
-            work = running[index]
-            index += 1
-            need = self._grows(work)
-            while need > blocks.free:
-                preempts = True
+        """Gives decodes the blocks that they need; whether any was preempted."""
+        preempts = False
+        if self._blocks.is_limited:
+            while not self._blocks.grow(self._decodes.blocks):
                 self._preempt_last()
-                if work.num_computed_tokens == 0:
-                    return True
-            blocks.take(work, need)
+                preempts = True
         return preempts
 
-    def _grows(self, work: RankRequest) -> int:
-        """Blocks that a running request needs, if it decodes."""
-        return 0 if work is self._partial else self._decodes.grows(work, self._step)
-
     def _preempt_last(self) -> None:
-        work = self._running.pop()
+        # One of which the last token is being computed is let end.
+        work = next(work for work in reversed(self._running) if not work.ended)
+        self._running.remove(work)
         if work is self._partial:
             self._partial = None
         else:
             self._decodes.preempt(work, self._step)
-        if work.ended:
-            work.num_output_tokens = work.request.output_len
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
@@ -303,9 +290,6 @@ class Scheduler:
     def _finish(self, request: SimRequest) -> None:
         work = self._requests.pop(str(request.index))
         self._note_change()
-        if not work.num_computed_tokens:  # preempted while that step was in flight
-            self._waiting.remove(work)
-            return
         self._running.remove(work)
         work.num_computed_tokens = work.most_computed
         self._blocks.release(work)
