@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from balance.pending import FRESH, PendingAges, PendingWork, Prompt, Refusal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,16 +34,13 @@ def test_the_first_that_does_not_fit_ends_the_list():
     assert pending_of("ab", free=-1, begun="x") == "x", "what has begun goes on"
 
 
-@pytest.mark.parametrize(
-    ("over", "ended_at", "left"), [("", "b", "a"), ("b", "", "acd"), ("b", "d", "ac")]
-)
-def test_whom_upstream_refused_is_not_pending(over, ended_at, left):
-    refusal = Refusal(frozenset(over), ended_at, free=100, running=1)
-    assert pending_of("abcd", free=100, refusal=refusal) == left
+def test_whom_upstream_refused_ends_the_list():
+    refusal = Refusal("b", free=100, running=1)
+    assert pending_of("abcd", free=100, refusal=refusal) == "a"
 
 
 def test_a_refusal_lasts_until_something_is_free():
-    refusal = Refusal(frozenset("a"), "", free=5, running=3)
+    refusal = Refusal("a", free=5, running=3)
     assert refusal.lasts(free=5, running=3)
     assert refusal.lasts(free=4, running=4)
     assert not refusal.lasts(free=6, running=3)

@@ -214,7 +214,7 @@ class Scheduler:
             tokens = self._blocks.start(work, partial(self._clip, work, budget))
             if not tokens:
                 free, running = self._blocks.free, len(self._running)
-                self._refusal = Refusal(frozenset(), work.request_id, free, running)
+                self._refusal = Refusal(work.request_id, free, running)
                 break
             self._refusal = NOBODY
             if work.request.cached is None:

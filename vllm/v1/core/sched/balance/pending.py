@@ -45,13 +45,10 @@ class Pending(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Requests that the gate let pass in a step, and that found no place."""
+    """Upstream ended a step at a request that the gate let pass, for want of blocks."""
 
-    passed_over: frozenset[str]
-    """Upstream went on to those behind them: a LoRA adapter has no place, or a
-    connector could not tell."""
-    ended_at: str
-    """Upstream ended the step at this one; "" if at none."""
+    request_id: str
+    """"" if it did not."""
     free: int
     """Free blocks then."""
     running: int
@@ -62,7 +59,7 @@ class Refusal(NamedTuple):
         return bool(running) and running >= self.running and free <= self.free
 
 
-NOBODY = Refusal(frozenset(), "", 0, 0)
+NOBODY = Refusal("", 0, 0)
 
 
 class PendingWork(Generic[T]):
@@ -111,10 +108,8 @@ class PendingWork(Generic[T]):
         before, found = self._found, {}
         for number, request in enumerate(waiting):
             name = request.request_id
-            if name == refusal.ended_at:
+            if name == refusal.request_id:
                 break
-            if name in refusal.passed_over:
-                continue
             prompt = before.get(name)
             if prompt is None or number < FRESH:
                 prompt = self._look_up(request, prompt)

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.balance.policies.cost import (
     whole_step,
 )
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.reads import free_blocks, is_first, max_admitted
+from vllm.v1.core.sched.balance.reads import free_blocks, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -38,7 +38,7 @@ class PrefillPermit:
         """Tokens that need not be computed of waiting requests that a connector was
         asked for."""
         self.refusal = NOBODY
-        """Whom upstream had no place for when a request was let pass last."""
+        """Whom upstream had no blocks for when it was asked last."""
         self.apply(OPEN)
 
     def apply(self, decision: Decision) -> None:
@@ -52,7 +52,6 @@ class PrefillPermit:
         self._budget_left = budget
         self._held: set[str] = set()
         self._num_set_aside = 0
-        self._let_pass: list[Request] = []
         self._clipped: list[tuple[Request, int, int]] = []
 
     @property
@@ -74,7 +73,6 @@ class PrefillPermit:
                     self._held.add(name)
                 return True
         self.looked_up.pop(name, None)
-        self._let_pass.append(request)
         return False
 
     @property
@@ -107,8 +105,8 @@ class PrefillPermit:
 
     def put_back(self) -> None:
         """Ends the pass: what was taken goes back to the head of its queue."""
-        if self._let_pass:
-            self.refusal = self._refused()
+        if self._clipped:
+            self.refusal = self._refused(self._clipped[-1][0])
         while self._set_aside:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
@@ -117,31 +115,22 @@ class PrefillPermit:
             if name not in unfinished or unfinished[name].num_computed_tokens:
                 del self.looked_up[name]
 
-    def _refused(self) -> Refusal:
-        """Whom the pass found no place for, of those that were let pass.
+    def _refused(self, last: Request) -> Refusal:
+        """Whether the pass found no blocks for the last that was clipped.
 
-        A clipped one that still waits found no blocks, unless its encoder inputs or a
-        Mamba layer wanted more tokens than this step had left: the next may have them.
+        If that still waits, it found none, unless its encoder inputs or a Mamba layer
+        wanted more tokens than this step had left: the next may have them. What found
+        no place for another reason stays pending.
         """
-        scheduler, last = self._scheduler, self._let_pass[-1]
-        clipped = {request.request_id for request, *_ in self._clipped}
-        ended_at = ""
+        scheduler, name = self._scheduler, last.request_id
         if (
-            _waits(last)
-            and last.request_id in clipped - self._held
-            and not last.has_encoder_inputs
-            and not scheduler.need_mamba_block_aligned_split
+            name in self._held
+            or last.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            or last.has_encoder_inputs
+            or scheduler.need_mamba_block_aligned_split
         ):
-            ended_at = last.request_id
-        passed_over = frozenset(
-            request.request_id
-            for request in self._let_pass
-            if _waits(request)
-            and request.request_id not in clipped
-            and not is_first(request, scheduler)
-        )
-        running = len(scheduler.running)
-        return Refusal(passed_over, ended_at, free_blocks(scheduler), running)
+            return NOBODY
+        return Refusal(name, free_blocks(scheduler), len(scheduler.running))
 
     def clip(
         self, request: Request, num_new_tokens: int, num_computed_tokens: int
@@ -245,7 +234,3 @@ class PrefillPermit:
             and scheduler.scheduler_config.disable_chunked_mm_input
         )
         return uncut
-
-
-def _waits(request: Request) -> bool:
-    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

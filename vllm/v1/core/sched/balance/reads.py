@@ -180,12 +180,6 @@ def num_waiting(scheduler: "Scheduler") -> int:
     return len(scheduler.waiting) + len(_looked_at_first(scheduler))
 
 
-def is_first(request: Request, scheduler: "Scheduler") -> bool:
-    """Whether a request is at the head of its queue."""
-    queues = (scheduler.waiting, _looked_at_first(scheduler))
-    return any(queue and queue.peek_request() is request for queue in queues)
-
-
 def put_in_order(
     scheduler: "Scheduler", order: ShortFirst, pending: Mapping[str, int]
 ) -> None:
