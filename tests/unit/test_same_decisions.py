@@ -37,7 +37,7 @@ REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
     "waiting_cost",
 }
-RECORDED = {"a trace": "a58a5380ade951c8", "long prompts": "3bc2b736198fc36b"}
+RECORDED = {"a trace": "9aa6e81692c9e643", "long prompts": "69a8c62010269a73"}
 
 
 class Recording:

@@ -155,8 +155,12 @@ EMPTY = running(6, max_running=200)
     [
         ([PENDING] * 4, [PENDING, DECODE, DECODE, DECODE]),
         ([PENDING._replace(max_running=200), *[EMPTY] * 3], [PENDING, *[DECODE] * 3]),
+        (
+            [running(9, pending=1), *[running(5)] * 3],
+            [running(3, pending=1), *[running(7)] * 3],
+        ),
     ],
-    ids=["requests on every rank", "empty ranks"],
+    ids=["requests on every rank", "empty ranks", "a fuller rank"],
 )
 def test_who_goes_sooner(sooner, later):
     assert steps_held(sooner) < steps_held(later)
@@ -178,10 +182,7 @@ def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
     for step in range(400):
         lone = step % 2
         age, count = (10.0, 1) if lone else (1.0, 9)
-        rows = (
-            running(6, pending=count, pending_age_us=int(age * 1e6)),
-            *[running(6)] * 3,
-        )
+        rows = [running(6, pending=count, pending_age_us=int(age * 1e6))] * 4
         policy._waiting = [0.0] * 4
         policy._wait(snapshot(rows), seconds)
         waiting.append(policy._waiting[0] / seconds)

@@ -6,7 +6,8 @@ After each step, on every rank alike, from the rows of all ranks::
 
     learn what steps cost, and how decodes fare
     for each rank r:                                  # its rent
-        waiting[r] += dt * pending[r] * (1 + age[r]^2 / usual_age^2) / 2
+        share[r] = decoding[r] + pending[r], over the mean of the ranks
+        waiting[r] += dt * pending[r] * share[r] * (1 + age[r]^2 / usual_age^2) / 2
         waiting[r] = 0 if nothing is pending on r
 
     1. if nobody decodes: open                        # nothing is delayed by a release
@@ -164,8 +165,9 @@ class Adaptive:
         )
 
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
-        """Adds a step's waiting, more for old requests.
+        """Adds a step's waiting, more on full ranks and for old requests.
 
+        A rank with more requests than others ends last, and must not wait for these.
         Half of it grows with the square of the age, as a share of the mean square of
         whoever waited lately, so that on average a second counts as one: the last
         percent of the first tokens are those of the oldest.
@@ -181,9 +183,14 @@ class Adaptive:
         if not seconds:  # the first step of a wave: nobody has waited
             return
         usual = max(self._squares / self._waited, seconds * seconds)
+        ages = [(1 + square / usual) / 2 for square in squares]
+        places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
+        mean = sum(places) / len(places)
         self._waiting = [
-            waited + seconds * n * (1 + square / usual) / 2 if n else 0.0
-            for waited, n, square in zip(self._waiting, pending, squares, strict=True)
+            waited + seconds * n * place / mean * age if n else 0.0
+            for waited, n, place, age in zip(
+                self._waiting, pending, places, ages, strict=True
+            )
         ]
 
     def _first_decode(self, snapshot: Snapshot) -> Decision:
