@@ -51,7 +51,6 @@ class PrefillPermit:
                 budget = whole_step(self._scheduler.max_num_scheduled_tokens, price)
         self._budget_left = budget
         self._held: set[str] = set()
-        self._num_set_aside = 0
         self._clipped: list[tuple[Request, int, int]] = []
 
     @property
@@ -66,21 +65,21 @@ class PrefillPermit:
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
         name, computed = request.request_id, request.num_computed_tokens
-        if self._closed and not self._is_loaded(request, computed):
+        if not self._closed or self._is_loaded(request, computed):
+            return False
+        if self._looks_on:
             asks = self._scheduler.connector is not None and not computed
-            if not (asks and self._looks_on and name not in self.looked_up):
-                if self._looks_on:
-                    self._held.add(name)
-                return True
-        self.looked_up.pop(name, None)
-        return False
+            if asks and name not in self.looked_up:
+                return False
+            self._held.add(name)
+        return True
 
     @property
     def _looks_on(self) -> bool:
         """Whether fewer are held than there are free slots: upstream would go on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return self._num_set_aside < slots
+        return len(self._held) < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -100,7 +99,6 @@ class PrefillPermit:
             self._set_aside.append((queue, queue.pop_request()))
         else:
             return False
-        self._num_set_aside += 1
         return True
 
     def put_back(self) -> None:
@@ -111,9 +109,11 @@ class PrefillPermit:
             queue, request = self._set_aside.pop()
             queue.prepend_request(request)
         unfinished = self._scheduler.requests
-        for name in list(self.looked_up):
-            if name not in unfinished or unfinished[name].num_computed_tokens:
-                del self.looked_up[name]
+        self.looked_up = {
+            name: tokens
+            for name, tokens in self.looked_up.items()
+            if name in unfinished and not unfinished[name].num_computed_tokens
+        }
 
     def _refused(self, last: Request) -> Refusal:
         """Whether the pass found no blocks for the last that was clipped.

@@ -2,10 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the gate reads of upstream's scheduler, and how its releases differ."""
 
-import heapq
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-_WAITING, _PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
+_READY = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 
 class SchedulerReads:
@@ -79,23 +78,10 @@ class SchedulerReads:
             free -= self._num_full * -(-decodes // self._size)
         else:
             free = sys.maxsize
-        waiting = islice(self._ready(), slots)
+        # What waits for more than a place is promoted by upstream, also in a hold.
+        ready = (each for each in in_turn(scheduler) if each.status in _READY)
+        waiting = islice(ready, slots)
         return self._work.read(begun, waiting, free, refusal, known)
-
-    def _ready(self) -> Iterator[Request]:
-        """Waiting requests that wait for nothing but a place, in their turn."""
-        scheduler = self._scheduler
-        for request in in_turn(scheduler):
-            status = request.status
-            if status is _WAITING or status is _PREEMPTED:
-                yield request
-            elif status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-                if request.request_id in scheduler.finished_recving_kv_req_ids:
-                    yield request
-            elif status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
-                waited_for = request.structured_output_request
-                if waited_for and waited_for.grammar:
-                    yield request
 
     def _look_up(self, request: Request, before: Prompt | None) -> Prompt:
         tokens: int = request.num_tokens
@@ -114,14 +100,10 @@ class SchedulerReads:
 
         In a window of attention fewer may be cached, which is not looked at. Blocks are
         evicted from the end of a prompt, and who uses one mostly uses those before it.
-        Mostly as many are found as before.
         """
         hashes = request.block_hashes
         end = min(len(hashes), (request.num_tokens - 1) // self._size)
         find, group = self._pool.get_cached_block, self._group
-
-        def is_missing(index: int) -> bool:
-            return not find(hashes[index], group)
 
         def is_unused(index: int) -> bool:
             return not find(hashes[index], group)[0].ref_cnt
@@ -129,44 +111,40 @@ class SchedulerReads:
         found = 0
         if before and before.computed:
             found = min(end, before.computed // self._size + self._drops)
-        evicted = found and is_missing(found - 1)
-        if evicted or (found < end and not is_missing(found)):
-            found = bisect_left(range(end), True, key=is_missing)
+        while found and not find(hashes[found - 1], group):
+            found -= 1
+        while found < end and find(hashes[found], group):
+            found += 1
         used = found = max(0, found - self._drops)
         if found and is_unused(found - 1):
-            used = 0 if is_unused(0) else bisect_left(range(found), True, key=is_unused)
+            used = bisect_left(range(found), True, key=is_unused)
         return found * self._size, used
 
 
-SORTED = 64
-"""Requests of a heap that are put in order; those behind come as they lie there."""
+HEADS = 64
+"""Requests of a heap that are looked at: the first is in its turn, the others nearly.
+A queue's own iterator copies and sorts all of it."""
+_TURN = attrgetter("priority", "arrival_time", "request_id")
 
 
-def in_turn(scheduler: "Scheduler") -> Iterator[Request]:
+def in_turn(scheduler: "Scheduler") -> Iterable[Request]:
     """The waiting requests in the order in which the scheduler looks at them.
 
     In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
     """
     first, waiting = _looked_at_first(scheduler), scheduler.waiting
-    holds_blocks = not hasattr(scheduler, "skipped_waiting")
+    is_later = not hasattr(scheduler, "skipped_waiting")
     if scheduler.pause_state != PauseState.UNPAUSED:
         waiting = ()
-        first = first if holds_blocks else ()
+        first = first if is_later else ()
     if scheduler.policy != SchedulingPolicy.PRIORITY:
         return chain(first, waiting)
-    heaps = [_smallest_first(each._heap if each else []) for each in (first, waiting)]
-    return chain(*heaps) if holds_blocks else heapq.merge(*heaps)
-
-
-def _smallest_first(heap: list[Request]) -> Iterator[Request]:
-    """The requests of a heap in their turn: the first six are, and the others nearly.
-
-    Whoever comes later is among those six before its turn. A queue's own iterator
-    copies and sorts all of it.
-    """
-    turn = attrgetter("priority", "arrival_time", "request_id")
-    first = sorted(islice(heap, SORTED), key=turn)
-    return chain(first, islice(heap, SORTED, None))
+    heaps = [
+        list(islice(each._heap, HEADS)) if each else [] for each in (first, waiting)
+    ]
+    if not is_later:
+        return sorted(chain(*heaps), key=_TURN)
+    return chain(*(sorted(heap, key=_TURN) for heap in heaps))
 
 
 def free_blocks(scheduler: "Scheduler") -> int:
@@ -195,7 +173,7 @@ def put_in_order(
     """
     waiting = scheduler.waiting
     first = [
-        "" if request.status is _PREEMPTED else request.request_id
+        "" if request.status is RequestStatus.PREEMPTED else request.request_id
         for request in islice(waiting, len(pending))
     ]
     order.sort(waiting, first, pending, scheduler.requests)
@@ -212,22 +190,16 @@ def load_of(scheduler: "Scheduler") -> dict[str, int]:
     sample = list(islice(chain(*queues), QUEUE_SAMPLE))
     scale = num_waiting(scheduler) / len(sample) if sample else 0.0
 
-    def total(count: Any) -> int:
-        queued = round(scale * sum(map(count, sample)))
-        return queued + sum(map(count, scheduler.running))
-
-    return {
-        "unprefilled_tokens": total(_unprefilled),
-        "context_tokens": total(_context),
+    counts: dict[str, Callable[[Request], int]] = {
+        "unprefilled_tokens": lambda r: max(
+            0, r.num_prompt_tokens - r.num_computed_tokens
+        ),
+        "context_tokens": attrgetter("num_tokens"),
     }
-
-
-def _unprefilled(request: Request) -> int:
-    return max(0, request.num_prompt_tokens - request.num_computed_tokens)
-
-
-def _context(request: Request) -> int:
-    return request.num_tokens
+    return {
+        name: round(scale * sum(map(of, sample))) + sum(map(of, scheduler.running))
+        for name, of in counts.items()
+    }
 
 
 def _looked_at_first(scheduler: "Scheduler") -> Any:
@@ -260,13 +232,11 @@ def first_of(owner: object, *names: str) -> Any:
 def max_admitted(scheduler: "Scheduler") -> int:
     """How many requests may run.
 
-    From 0.25 on, an input stream that waits for more keeps its slot; the attribute that
-    is looked for came with that release. From 0.31 on, max_num_active_seqs can make it
-    less than the slots of the model runner.
+    From 0.31 on, max_num_active_seqs can make it less than the slots of the model
+    runner. An input stream that waits for more has a slot from 0.25 on, which is not
+    looked at.
     """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
-    if hasattr(scheduler, "reset_preempted_req_ids"):
-        limit -= scheduler.num_waiting_for_streaming_input
     return limit
 
 
