@@ -18,7 +18,6 @@ from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.reads import load_of, num_waiting
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -95,18 +94,6 @@ class _Rank:
         running, waiting = self.scheduler.get_request_counts()
         usage = self.scheduler.kv_cache_manager.usage if self._is_limited else 0.0
         return RankCounts(waiting, running, usage)
-
-    def backlog(self):
-        """What front-ends are told that dispatch by tokens."""
-        return self._load("unprefilled_tokens")
-
-    def context(self):
-        """What front-ends are told that dispatch by context."""
-        return self._load("context_tokens")
-
-    def _load(self, of):
-        requests = num_waiting(self.scheduler) + len(self.scheduler.running)
-        return RankCounts(load_of(self.scheduler)[of], requests)
 
     def output_tokens(self, request):
         """Tokens of the answer that have come from the scheduler."""

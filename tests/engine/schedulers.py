@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,30 +221,6 @@ def prefills(scheduler):
     decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
     scheduled = scheduler.schedule().num_scheduled_tokens
     return {name: n for name, n in scheduled.items() if name not in decoding}
-
-
-@contextmanager
-def nothing_cached(scheduler):
-    """A step does not find what it computes: by the switch that connectors use."""
-    manager = scheduler.kv_cache_manager
-    allocate = manager.allocate_slots
-
-    def allocate_slots(*args, **kwargs):
-        return allocate(*args, **kwargs | {"delay_cache_blocks": True})
-
-    manager.allocate_slots = allocate_slots
-    yield
-    del manager.allocate_slots
-
-
-@contextmanager
-def steps_of_any_size(scheduler):
-    """A step has room for every prompt; from 0.28 on two numbers say for how much."""
-    config = scheduler.scheduler_config
-    limits = scheduler.max_num_scheduled_tokens, config.max_num_batched_tokens
-    scheduler.max_num_scheduled_tokens = config.max_num_batched_tokens = 10_000
-    yield
-    scheduler.max_num_scheduled_tokens, config.max_num_batched_tokens = limits
 
 
 def pristine_module(path):

@@ -40,12 +40,10 @@ from schedulers import (
     engine_config,
     image,
     make_scheduler,
-    nothing_cached,
     prefills,
     prompt_request,
     row_of,
     step,
-    steps_of_any_size,
     upstream_copy,
 )
 
@@ -133,14 +131,6 @@ class World:
 
     def has(self, feature):
         return feature in self.features
-
-    @property
-    def is_plain(self):
-        """Whether a large step computes all that is pending; not so with look-ahead."""
-        if self.layers != "full" or self.speculation in DRAFTERS:
-            return False
-        others = {"connector", "encoder items", "long prompts in parts"}
-        return not self.features & others
 
     def scheduler(self, model):
         scheduler = make_scheduler(
@@ -300,38 +290,19 @@ class Run:
         # In a step blocks leave windows, which the next refusal does not know of.
         most = 1 if self.world.layers == "full" else 4
         assert self.missed <= most, ("not in the row", self.world, row, done)
-        if self.world.is_plain and row.pending:
-            large = upstream_copy(self.scheduler)
-            with steps_of_any_size(large), nothing_cached(large):
-                whole = prefills(large)
-            said["tokens"] += 1
-            said["true tokens"] += row.pending_tokens == sum(whole.values())
 
 
-def check(model, seeds):
+def test_what_upstream_would_start_is_pending(moe_model):
     """In most states something waits; in few only upstream knows what it would do."""
     said: Counter[Any] = Counter()
-    for rng in map(random.Random, seeds):
+    for rng in map(random.Random, range(20)):
         world = World.drawn(rng)
-        said += Run(world.scheduler(model), world, rng).steps()
-    print(dict(said))
+        said += Run(world.scheduler(moe_model), world, rng).steps()
     states = said["states"]
     assert said["something starts"] > 0.3 * states
     assert said["nothing starts, and some wait"] > 0.1 * states
     assert said["in doubt pending"] < 0.2 * states
     assert said["missed"] < 0.01 * states
-    assert said["tokens"] > 0.01 * states
-    assert said["true tokens"] > 0.8 * said["tokens"]
-
-
-def test_what_upstream_would_start_is_pending(moe_model):
-    check(moe_model, range(20))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_what_upstream_would_start_is_pending_in_4_000_states(moe_model):
-    check(moe_model, range(100, 200))
 
 
 @pytest.mark.parametrize(
@@ -351,8 +322,5 @@ def test_a_prompt_that_must_not_be_cut_is_whole_or_held(moe_model, layers, featu
             running = {r.request_id: r.is_prefill_chunk for r in scheduler.running}
             tokens = step(scheduler).num_scheduled_tokens
             parts = [n for each, n in tokens.items() if running.get(each, True)]
-            like_decodes = sum(n == 1 and each in running for each, n in tokens.items())
-            like_decodes -= len(tokens) - len(parts)
             assert not parts or row.pending, row
             assert sum(parts[:-1]) < 5, "more was let pass than the budget"
-            assert row_of(scheduler).prefill_tokens == sum(parts) - like_decodes

@@ -9,11 +9,10 @@ import random
 import time
 
 import pytest
-from vllm.v1.core.sched.balance.policies import adaptive
 
-from dp_loop import LoopEngine, ModelEngine, prompt_of
+from dp_loop import LoopEngine, ModelEngine
 from dp_ranks import Ranks, burst, loop_arguments
-from hugging_face import NEW_TOKENS, continuations
+from hugging_face import NEW_TOKENS
 
 POLICIES = ("cap", "align", "adaptive")
 PREFILL_S_PER_TOKEN = 6e-4
@@ -22,10 +21,6 @@ PREFILL_S_PER_TOKEN = 6e-4
 
 class CheckedEngine(LoopEngine):
     """Checks what was scheduled against the gate's decision, in short waves."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        adaptive._LONGEST_UNKNOWN = 0.05
 
     def _record(self, output):
         super()._record(output)
@@ -134,53 +129,6 @@ def ranks_with_the_model(engine_class, model, policy, **arguments):
     }
     arguments = loop_arguments(model, **defaults | arguments)
     return Ranks(3, engine_class, **arguments)
-
-
-@pytest.fixture(scope="module")
-def answers_without_balance(moe_model):
-    """The longest answer to the prompt of each length, unless it comes near a tie."""
-    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
-    with ranks_with_the_model(
-        ModelEngine, moe_model, "off", additional_config=extra
-    ) as ranks:
-        for prompt in range(1, PROMPT + 1):
-            ranks.submit(prompt % 3, f"request-{prompt}", prompt, OUTPUT)
-        ranks.drain()
-        ranks.stop()
-    lengths = range(1, PROMPT + 1)
-    expected = continuations(moe_model, [prompt_of(n, SHARED) for n in lengths])
-    clear = {
-        n: list(answer) for n, answer in zip(lengths, expected, strict=True) if answer
-    }
-    assert len({tuple(answer) for answer in clear.values()}) > 0.9 * PROMPT
-    answers = {n: answer for n, answer in ranks.answers if n in clear}
-    assert answers == clear
-    return answers
-
-
-@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
-@pytest.mark.parametrize("policy", ["cap", "align", "adaptive"])
-def test_answers_in_waves_are_those_without_balance(
-    moe_model, answers_without_balance, policy, cached, pytestconfig
-):
-    """Prompts that share a prefix; some are preempted, in a full cache."""
-    waves = pytestconfig.getoption("--waves") // 16
-    extra = {"kv_blocks": 100, "shared_prefix": SHARED}
-    arguments = {"enable_prefix_caching": cached, "additional_config": extra}
-    with ranks_with_the_model(
-        CheckedModelEngine, moe_model, policy, **arguments
-    ) as ranks:
-        stress(ranks, random.Random(policy), waves, tokens=(PROMPT, OUTPUT))
-        reports = ranks.stop()
-    check(reports, waves)
-    assert sum(len(answer) for _, answer in ranks.answers) > 2 * len(ranks.answers) > 0
-    different = [
-        (prompt, answer)
-        for prompt, answer in ranks.answers
-        if prompt in answers_without_balance
-        and answer != answers_without_balance[prompt][: len(answer)]
-    ]
-    assert different == []
 
 
 STOPS = {
