@@ -13,8 +13,12 @@ from typing import Any, NoReturn
 from ..errors import UsageError
 from .endpoint import Endpoint
 
-OURS = ("base_url", "save_result", "append_result", "result_filename")
+OURS = (
+    *("base_url", "save_result", "append_result", "result_filename"),
+    *("percentile_metrics", "metric_percentiles"),
+)
 """Options of `vllm bench serve` that the trial sets."""
+MEASURED = {"percentile_metrics": "ttft,tpot,itl,e2el", "metric_percentiles": "99"}
 WARM_UPS = 8
 
 
@@ -50,7 +54,7 @@ class Load:
 
         parser = type("Parser", (Parser, FlexibleArgumentParser), {})(add_help=False)
         add_cli_args(parser)
-        parser.set_defaults(num_warmups=WARM_UPS, save_detailed=True)
+        parser.set_defaults(num_warmups=WARM_UPS, save_detailed=True, **MEASURED)
         self.args = parser.parse_args(list(words))
         for name in OURS:
             if getattr(self.args, name) != parser.get_default(name):
