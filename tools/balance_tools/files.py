@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
+MOST_NAMES = 5
 
 
 def sha256_of(path: Path) -> str:
@@ -31,10 +32,10 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def named_in_part(names: Sequence[object], most: int = 5) -> str:
+def named_in_part(names: Sequence[object]) -> str:
     """The first few names and how many more there are."""
-    shown = ", ".join(map(str, names[:most]))
-    more = len(names) - most
+    shown = ", ".join(map(str, names[:MOST_NAMES]))
+    more = len(names) - MOST_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 
 

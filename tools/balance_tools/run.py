@@ -66,20 +66,19 @@ def to_log(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    show_errors: bool = False,
 ) -> int:
     """Run a program whose output is added to `log`; returns its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    errors = None if show_errors else subprocess.STDOUT
+    words = list(map(str, command))
     with log.open("ab") as file:
         return subprocess.call(
-            list(map(str, command)), env=env, cwd=cwd, stdout=file, stderr=errors
+            words, env=env, cwd=cwd, stdout=file, stderr=subprocess.STDOUT
         )
 
 
-def to_terminal(command: Iterable[object], *, cwd: Path | None = None) -> int:
+def to_terminal(command: Iterable[object]) -> int:
     """Run a program that a person watches, on standard error; returns its status."""
-    return subprocess.call(list(map(str, command)), cwd=cwd, stdout=sys.stderr)
+    return subprocess.call(list(map(str, command)), stdout=sys.stderr)
 
 
 def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
