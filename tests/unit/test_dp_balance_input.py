@@ -128,7 +128,6 @@ def test_what_would_never_end_is_refused():
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
         ("--request-rate 1e-6", "requests are sent for .*e.09 s; at most 1e.09 can be"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
-        ("--self-timed", "only supported with --dataset-name timed_trace"),
         ("--calibration missing.json", "missing.json: cannot be read"),
     ],
 )

@@ -106,7 +106,7 @@ def test_labels_and_units_are_as_told(tmp_path, capsys):
 def test_lengths_alone_will_do(tmp_path):
     path = written(tmp_path, [{"input_length": 5, "output_length": 7}])
     assert read_trace(path).rows == [TraceRow(5, 7)]
-    with pytest.raises(UsageError, match="--self-timed: the dataset has no times"):
+    with pytest.raises(UsageError, match="timed_trace: the dataset has no times"):
         replay(path)
 
 

@@ -42,8 +42,8 @@ class ClientTraffic:
             times = [request.due / self.rate_multiplier for request in requests]
             if any(map(math.isnan, times)):
                 raise UsageError(
-                    "--dataset-name timed_trace or --self-timed: the dataset has no "
-                    "times; give --dataset-name custom, or --no-self-timed."
+                    "--dataset-name timed_trace: the dataset has no times; give "
+                    "--dataset-name custom."
                 )
         elif self.request_rate == float("inf"):
             return [0.0] * len(requests)

@@ -38,14 +38,11 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
         "--dataset-name",
         choices=("custom", "timed_trace"),
         default="custom",
-        help="timed_trace: send at the times of the trace.",
+        help="timed_trace: send at the times of the trace; custom: take its lengths.",
     )
     text = "JSON lines as Mooncake's, CSV with a head, or sessions of kv-cache-tester, "
     text += "instead of --input-len and --output-len."
     add("--dataset-path", type=Path, help=text)
-    text = "Whether requests are sent at the times of the trace. Default: yes with "
-    text += "--dataset-name timed_trace."
-    add("--self-timed", action=argparse.BooleanOptionalAction, help=text)
     add("--timed-trace-chunk-hash-size", type=whole(1, MOST_TOKENS))
     add("--timed-trace-sec-multiplier", type=real(1e-12, 1e12))
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
@@ -72,7 +69,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
     Raises:
         UsageError: one was given that changes nothing.
     """
-    timed = _is_self_timed(args)
+    timed = args.dataset_name == "timed_trace"
     for is_useless, names, what_to_do in (
         (
             args.dataset_path is not None,
@@ -85,15 +82,10 @@ def refuse_unused(args: argparse.Namespace) -> None:
             "it needs a --dataset-path",
         ),
         (
-            args.dataset_name != "timed_trace",
-            ("self_timed",),
-            "only supported with --dataset-name timed_trace",
-        ),
-        (
             timed,
             ("request_rate", "burstiness"),
             "requests are sent at the times of the trace; leave it out, or give "
-            "--no-self-timed",
+            "--dataset-name custom",
         ),
         (
             not timed,
@@ -112,12 +104,6 @@ def refuse_unused(args: argparse.Namespace) -> None:
             if (given := getattr(args, name)) != args.default_of(name):
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} {given}: {what_to_do}.")
-
-
-def _is_self_timed(args: argparse.Namespace) -> bool:
-    if args.self_timed is None:
-        return bool(args.dataset_name == "timed_trace")
-    return bool(args.self_timed)
 
 
 def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
@@ -152,7 +138,7 @@ def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
 
     That is a closed loop over all slots unless something else is asked for.
     """
-    self_timed = _is_self_timed(args)
+    self_timed = args.dataset_name == "timed_trace"
     concurrency = args.max_concurrency
     if concurrency is None and args.request_rate == float("inf") and not self_timed:
         concurrency = slots
