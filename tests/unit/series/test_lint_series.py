@@ -35,8 +35,6 @@ def test_the_sample_is_clean(made):
         ("Forwarded: not-needed", "Forwarded:", "expected the field Forwarded"),
         ("Removal-Plan: when", "Plan: when", "expected the field Removal-Plan"),
         ("Relies-On:", "Needs:", "expected the field Relies-On"),
-        ("pkg.other:helper", "the helper", "found 'the'"),
-        ("2026-01-02", "2 January", "expected YYYY-MM-DD"),
         ("create_gate(config)\n", "create_gate(config) \n", "ends in white space"),
         ("create_gate(config)\n", "create_gate(config\n", "not valid Python"),
         (" from vllm.q", "-from vllm.queue import Queue\n+from vllm.q", "as quilt"),
