@@ -223,7 +223,7 @@ def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     """By counts of requests with balance off, by prompt tokens with balance on."""
     ranks, rng = 4, random.Random(f"{on}{server}")
     memory = create_board(multiprocessing.get_context("spawn"), server.count)
-    board = SharedBoard(memory, server.index) if memory else None
+    board = SharedBoard(memory, server.index)
     ours = BalanceDispatch(Dispatch(ranks, SLOTS, TO_COMPUTE, board)) if on else None
     client = front_end(ranks, ours, server)
     by_counts = Balancer030 if IN_FLIGHT else Balancer023

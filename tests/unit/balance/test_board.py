@@ -3,11 +3,19 @@
 import multiprocessing
 import random
 import time
+from argparse import Namespace
 
 import pure_vllm  # noqa: F401  also in the processes that this file starts
 
 # isort: split
-from vllm.v1.core.sched.balance.board import CELLS, KEY_BYTES, SharedBoard, create_board
+from vllm.v1.core.sched.balance.board import (
+    CELLS,
+    KEY_BYTES,
+    SharedBoard,
+    board_of,
+    create_board,
+    hand_board,
+)
 from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
 
 SERVERS, RANKS = 4, 3
@@ -31,7 +39,25 @@ def test_what_one_server_writes_all_read():
     first.tell(300, keys(2, CELLS + 5))
     heard = [*second.heard()]
     assert heard == [(300, key) for key in reversed(keys(2, CELLS))], "the beginning"
-    assert create_board(CONTEXT, 1) is None
+
+
+def say(args):
+    board = board_of(args.server)
+    assert board is not None
+    board.tokens[0] += 5 + args.server
+
+
+def test_api_servers_are_started_with_the_board():
+    """By their arguments; the process that starts them has none itself."""
+    args = Namespace(server=1)
+    assert hand_board(args, CONTEXT, 1) is args
+    handed = hand_board(args, CONTEXT, 2)
+    process = CONTEXT.Process(target=say, args=(handed,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert SharedBoard(handed.balance_board._memory, 0).totals(1) == [[6], [0]]
+    assert board_of(0) is None
 
 
 def serve(memory, server, rounds):

@@ -12,7 +12,9 @@ same new one meanwhile may have it computed on two ranks. And while a server is 
 its requests that have ended still count on their ranks: others send less there.
 """
 
+from argparse import Namespace
 from collections.abc import Iterator
+from copy import copy
 from multiprocessing.context import SpawnContext
 from typing import Any
 
@@ -27,9 +29,6 @@ CELLS = 1024
 """Chunks of prompts that a server has told last; who comes later misses the others. So
 whoever was idle has no more to catch up with."""
 
-BOARD = "balance_board"
-"""The key of the board in what an API server is started with."""
-
 _ROW = np.dtype(
     [
         ("counts", "i8", (2, MOST_RANKS)),  # tokens and requests of each rank
@@ -39,14 +38,44 @@ _ROW = np.dtype(
 )
 
 
-def create_board(context: SpawnContext, servers: int) -> Any:
-    """The memory for so many API servers; None for one, which needs none.
+_memory: Any = None
+"""That of the board, in an API server which was started with one."""
 
-    Args:
-        context: what the API servers are started by.
-        servers: how many there are.
+
+def create_board(context: SpawnContext, servers: int) -> Any:
+    """The memory for so many API servers, which this context starts."""
+    return context.RawArray("b", servers * _ROW.itemsize)
+
+
+def hand_board(args: Namespace, context: SpawnContext, servers: int) -> Namespace:
+    """What to start several API servers with: their arguments and a board.
+
+    The arguments, because every release hands them over at the same place.
     """
-    return context.RawArray("b", servers * _ROW.itemsize) if servers > 1 else None
+    if servers > 1:
+        args = copy(args)
+        args.balance_board = _Handed(create_board(context, servers))
+    return args
+
+
+class _Handed:
+    """Whoever unpickles it, an API server that starts, has its memory from then on."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    def __reduce__(self) -> Any:
+        return _take, (self._memory,)
+
+
+def _take(memory: Any) -> None:
+    global _memory
+    _memory = memory
+
+
+def board_of(server: int) -> "SharedBoard | None":
+    """The board as this one of several API servers sees it; None if it is alone."""
+    return None if _memory is None else SharedBoard(_memory, server)
 
 
 class SharedBoard(Board):

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Dispatch in vLLM's own front-end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_utils import (
     generate_block_hash_extra_keys,
     hash_block_tokens,
 )
-from vllm.v1.core.sched.balance.board import BOARD, KEY_BYTES, SharedBoard
+from vllm.v1.core.sched.balance.board import KEY_BYTES, board_of
 from vllm.v1.core.sched.balance.dispatch import (
     TO_ATTEND,
     TO_COMPUTE,
@@ -43,19 +43,13 @@ def dispatch_of(vllm_config: VllmConfig) -> DataParallelDispatch:
     return "context" if role == "kv_consumer" else "prefixes"
 
 
-def create_balance_dispatch(
-    client: "DPLBAsyncMPClient", addresses: Mapping[str, Any] | None = None
-) -> "BalanceDispatch | None":
-    """The dispatch of a front-end; None for vLLM's own.
-
-    The process that started the front-end has handed it the addresses.
-    """
+def create_balance_dispatch(client: "DPLBAsyncMPClient") -> "BalanceDispatch | None":
+    """The dispatch of a front-end; None for vLLM's own."""
     vllm_config = client.vllm_config
     name = dispatch_of(vllm_config)
     if name == "vllm":
         return None
-    memory = (addresses or {}).get(BOARD)
-    board = None if memory is None else SharedBoard(memory, client.client_index)
+    board = board_of(client.client_index)
     ranks = len(client.core_engines)
     slots = vllm_config.scheduler_config.max_num_seqs
     cache = vllm_config.cache_config
