@@ -21,9 +21,11 @@ from schedulers import (
     give_gate,
     make_request,
     make_scheduler,
+    prefills,
     prompt_request,
     row_of,
     step,
+    upstream_copy,
 )
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
@@ -100,6 +102,23 @@ def test_two_groups_without_prefix_caching_are_measured(moe_model):
     scheduler.add_request(prompt_request("first", [1] * 40, 5))
     assert row_of(scheduler).pending_tokens == 40
     assert step(scheduler).num_scheduled_tokens == {"first": 40}
+
+
+def test_a_remembered_hit_does_not_count_once_tokens_are_computed(moe_model):
+    """As when its KV cache was loaded meanwhile: to count it ended the engine."""
+    layers = (FULL_ATTENTION, WINDOW)
+    scheduler = make_scheduler(config_of(moe_model), num_blocks=17, layers=layers)
+    scheduler.add_request(prompt_request("first", [1] * 60, 5))
+    step(scheduler)
+    again = prompt_request("again", [1] * 60, 5)
+    scheduler.add_request(again)
+    assert row_of(scheduler).pending_tokens == 12
+    manager = scheduler.kv_cache_manager
+    assert manager.allocate_slots(again, 0, num_external_computed_tokens=32)
+    again.num_computed_tokens = 32
+    scheduler.add_request(prompt_request("behind", [2] * 60, 5))
+    assert row_of(scheduler).pending_tokens == 28
+    assert prefills(upstream_copy(scheduler)) == {"again": 28}
 
 
 def test_a_held_request_blocks_none_that_is_not_held(moe_model):

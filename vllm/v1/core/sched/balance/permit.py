@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class PrefillPermit:
     """Holds and clips the prefills of a step, and knows what became of them.
 
-    A waiting request whose prompt is known to be in the KV cache, up to one block, is
-    never held: next to nothing is left to compute. With a connector, a hold comes after
-    its lookup, so that it delays no load; what the lookup found is kept until the
-    prompt is computed, and nobody is asked again in every step.
+    A waiting request whose KV cache a connector has loaded, up to one block, is never
+    held: next to nothing of its prompt is left to compute. With a connector, a hold
+    comes after its lookup, so that it delays no load; what the lookup found is kept
+    until the request is let pass, and nobody is asked again in every step.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -210,13 +210,16 @@ class PrefillPermit:
         return sum(tokens for _, tokens in counted), twice // 2
 
     def _is_loaded(self, request: Request, computed: int) -> bool:
-        """Whether the KV cache has its prompt, up to one block.
+        """Whether the KV cache came from elsewhere, up to one block.
 
         A preempted request has lost what was computed. One with an adapter never
         counts: it could take the place of that of a held prompt in progress, which ends
         the engine.
         """
-        little: bool = request.num_tokens - computed <= self._scheduler.block_size
+        scheduler = self._scheduler
+        if scheduler.connector is None and not request.num_computed_tokens:
+            return False
+        little: bool = request.num_tokens - computed <= scheduler.block_size
         return computed > 0 and little and not request.lora_request
 
     def _is_uncut(self, request: Request) -> bool:

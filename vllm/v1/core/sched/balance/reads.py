@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the gate reads of upstream's scheduler, and how its releases differ."""
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
@@ -72,8 +73,11 @@ class SchedulerReads:
         free = free_blocks(scheduler)
         if not refusal.lasts(free, len(running)):
             refusal = NOBODY
-        decodes = (len(running) - len(begun)) * self._per_decode
-        free -= self._num_full * -(-decodes // self._size)
+        if self._num_full:
+            decodes = (len(running) - len(begun)) * self._per_decode
+            free -= self._num_full * -(-decodes // self._size)
+        else:
+            free = sys.maxsize
         # What waits for more than a place is promoted by upstream, also in a hold.
         ready = (each for each in in_turn(scheduler) if each.status in _READY)
         waiting = islice(ready, slots)
