@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.sched.balance.dispatch import Dispatch
+from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
 
 from vllm_server import Server
 
@@ -40,10 +40,13 @@ def test_each_request_goes_where_one_server_that_knows_all_would_send_it(
     moe_model, tmp_path
 ):
     """Also while another one is stopped. A kill leaves no memory of theirs behind."""
-    before, rng = segments(), random.Random(7)
+    before, rng = segments(), random.Random(2)
     lengths = [rng.randrange(20, 500) for _ in range(40)]
     dispatch, expected = Dispatch(RANKS, SLOTS), [0] * RANKS
     for number, length in enumerate([*FIRST, *lengths]):
+        if number >= RANKS:
+            loads = [a + TO_COMPUTE.request * b for a, b in dispatch.own]
+            assert loads.count(min(loads)) == 1, "a tie: each server breaks it its way"
         rank = number if number < RANKS else dispatch.choose()
         dispatch.sent(number, rank, length)
         expected[rank] += length
