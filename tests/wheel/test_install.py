@@ -63,16 +63,6 @@ def test_uninstalling_vllm_leaves_nothing(bare, ascend_wheel):
     assert bare.listing() == before
 
 
-def test_removing_the_other_names_leaves_the_code(bare, ascend_wheel):
-    """pip-sync removes what a lock file does not name, by these commands."""
-    before = bare.listing()
-    bare.install(ascend_wheel, compiled=True)
-    bare.pip("uninstall", "--yes", "vllm-ascend", "vllm-balance")
-    assert_whole_without_names(bare, ascend_wheel)
-    bare.pip("uninstall", "--yes", "vllm")
-    assert bare.listing() == before
-
-
 def assert_whole_without_names(environment: Environment, wheel: Path) -> None:
     """All code is there and is found; `verify` names what is not."""
     with zipfile.ZipFile(wheel) as archive:

@@ -115,16 +115,6 @@ def test_stock_vllm_under_ours(bare, reference_wheel, stock):
     )
 
 
-def test_stock_files_copied_over_ours(bare, reference_wheel, paths):
-    """As by a line of a Dockerfile: no metadata tells of it."""
-    bare.install(reference_wheel)
-    stock = paths.pristine / "vllm-0.23.0" / "vllm" / "v1" / "core" / "sched"
-    (bare.packages / "vllm/v1/core/sched/scheduler.py").write_bytes(
-        (stock / "scheduler.py").read_bytes()
-    )
-    assert_refused_and_repaired(bare, reference_wheel, "/scheduler.py: expected the")
-
-
 def test_a_mend_of_a_patched_file_is_the_operators_business(bare, reference_wheel):
     bare.install(reference_wheel)
     with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:

@@ -2,14 +2,16 @@
 
 import random
 from collections import Counter
+from hashlib import sha256
 from itertools import accumulate
+from multiprocessing import get_context
 
 import pytest
+from vllm.v1.core.sched.balance.board import KEY_BYTES, SharedBoard, create_board
 from vllm.v1.core.sched.balance.dispatch import (
     MISSING_WEIGHT,
     TO_ATTEND,
     TO_COMPUTE,
-    Board,
     Dispatch,
     PrefixMemory,
     chunk_tokens,
@@ -55,31 +57,9 @@ def test_a_rank_with_a_free_slot_comes_first(weights):
     assert send(dispatch, 2, 1) == 0, "no rank has a free slot"
 
 
-class Seat(Board):
-    """What one of several front-ends sees of a board of plain lists."""
-
-    def __init__(self, rows, server):
-        self.rows, self.server, self.servers = rows, server, len(rows)
-        self.tokens, self.requests = rows[server].tokens, rows[server].requests
-        self.told = []
-
-    def totals(self, ranks):
-        every = zip(*((row.tokens, row.requests) for row in self.rows), strict=True)
-        return [[*map(sum, zip(*rows, strict=True))][:ranks] for rows in every]
-
-    def heard(self):
-        told, self.told = self.told, []
-        return told
-
-
 def front_ends(ranks, slots, servers, *cache):
-    seats = [Board() for _ in range(servers)]
-    boards = [Seat(seats, server) for server in range(servers)]
-    for board in boards:
-        others = [each for each in boards if each is not board]
-        board.tell = lambda rank, keys, others=others: [
-            other.told.append((rank, key)) for other in others for key in keys[::-1]
-        ]
+    memory = create_board(get_context("spawn"), servers)
+    boards = [SharedBoard(memory, server) for server in range(servers)]
     return [Dispatch(ranks, slots, TO_COMPUTE, board, *cache) for board in boards]
 
 
@@ -113,7 +93,8 @@ def with_prefixes(ranks=2, slots=8, chunks=10_000):
 
 def send_text(dispatch, request, text, pin=None):
     """A prompt of so many words, a chunk each."""
-    keys = list(accumulate(text.split(), "{} {}".format))
+    texts = accumulate(text.split(), "{} {}".format)
+    keys = [sha256(each.encode()).digest()[:KEY_BYTES] for each in texts]
     rank = dispatch.choose(keys) if pin is None else pin
     dispatch.sent(request, rank, CHUNK * len(keys), keys)
     return rank

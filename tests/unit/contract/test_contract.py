@@ -2,7 +2,7 @@
 
 import shutil
 
-from balance_tools.contract.fit import Finding, findings, read_pin, status_of
+from balance_tools.contract.fit import findings, read_pin, status_of
 from balance_tools.hooks.model import Status
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
@@ -35,12 +35,6 @@ def test_what_the_release_lacks_is_refused_by_name(tmp_path):
     assert len(found) < 10, said
 
 
-def test_a_vanished_symbol_is_not_the_same_as_a_misfit():
-    symbol = Finding("", 0, "gate.patch: Relies-On vllm.a.B.c is gone")
-    name = Finding("vllm/gate.py", 7, "vllm.a.B.d is gone")
-    assert status_of(()) is Status.UNTOUCHED
-    assert status_of((name,)) is Status.MISFIT
-    assert status_of((symbol, name)) is Status.VANISHED
+def test_each_reason_to_ask_a_person_has_an_exit_code_of_its_own():
     codes = {status.exit_code for status in Status if status.needs_human}
-    assert {Status.VANISHED.exit_code, Status.MISFIT.exit_code} <= codes
     assert len(codes) == sum(status.needs_human for status in Status)

@@ -126,13 +126,3 @@ def test_no_text_moves_the_cursor(text):
     assert str(line).isprintable()
     assert show([line], True).replace("\n", "").isprintable()
     assert json.loads(show([line], True))["lines"][0]["expected"] == text
-
-
-def test_it_needs_nothing_but_the_standard_library():
-    """Also where torch or vllm cannot be imported."""
-    program = (
-        "import sys; from vllm_balance.doctor import command;"
-        "print({'torch', 'vllm', 'numpy', 'packaging'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
-    assert done.stdout == b"set()\n", done.stderr

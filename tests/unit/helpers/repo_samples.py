@@ -17,7 +17,6 @@ from balance_tools.vendoring.vendor import vendor
 from index_samples import SampleIndex, make_sdist
 
 ROOT = Path(__file__).resolve().parents[3]
-TOOLS = ROOT / "tools"
 
 UPSTREAM = {
     "vllm/__init__.py": "",

@@ -205,14 +205,6 @@ def test_an_archive_and_a_release_are_refused_together(more, root, capsys):
     assert "expected archives or releases, found both" in capsys.readouterr().err
 
 
-def test_a_series_that_does_not_fit_its_own_lock_is_refused(root, tmp_path, capsys):
-    edit(
-        root / "patches/vllm/hold.patch", "             # Admit", "             # Take"
-    )
-    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 1
-    assert "hold.patch: vllm/engine.py, hunk 1, line" in capsys.readouterr().err
-
-
 def test_the_other_package_alone_can_move(root, tmp_path):
     plugin = b"# Newer.\n" + ASCEND["vllm_ascend/plugin.py"]
     files = {**ASCEND, "vllm_ascend/plugin.py": plugin}

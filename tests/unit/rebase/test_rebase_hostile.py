@@ -122,10 +122,6 @@ def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path)
     found = statuses(root, "2.0")
     assert found.pop("defer.patch") == "untouched"
     assert set(found.values()) == {"already-upstream"}
-    own = {f"patches/vllm/{name}": b"" for name in found}
-    write_tree(root / "lines/next", own)
-    assert rebase(root, "--sdist", str(archive), "--line", "next") == 0
-    assert (root / "build/rebase/2.0/patches/vllm/series").read_text() == ""
 
 
 def test_merged_verbatim_at_another_place_is_a_conflict(root, tmp_path):

@@ -1,18 +1,15 @@
 """Real quilt takes the project's series on the pristine trees, with no fuzz."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from balance_tools.paths import Paths
-from balance_tools.series.apply import Series, load_series
-from balance_tools.series.lint import LIMITS, lint_series
+from balance_tools.series.apply import load_series
+from balance_tools.series.lint import LIMITS
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from series_samples import apply_series, contents, quilt
-
-Made = tuple[Series, Path, Path]
 
 
 @pytest.fixture(params=sorted(LIMITS))
@@ -47,9 +44,3 @@ def test_push_is_exact_refresh_changes_nothing_pop_restores(made):
     assert contents(tree) == pristine
     apply_series(series, tree)
     assert {path: (tree / path).read_bytes() for path in series.paths} == pushed
-
-
-def test_the_series_keeps_the_rules_in_place(made):
-    series, _, tree = made
-    name = series.directory.name
-    assert lint_series(series, LIMITS[name], tree) == []
