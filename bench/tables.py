@@ -370,7 +370,11 @@ def filled(page: str, results: Results) -> str:
     pattern = r"(<!-- table (\w+) -->\n).*?(<!-- end -->)"
 
     def table(found: re.Match[str]) -> str:
-        return f"{found[1]}{markdown(TABLES[found[2]](results))}\n{found[3]}"
+        try:
+            rows = TABLES[found[2]](results)
+        except KeyError:  # a result that was not made: the page says so
+            rows = [["*not made yet*"]]
+        return f"{found[1]}{markdown(rows)}\n{found[3]}"
 
     return re.sub(pattern, table, page, flags=re.S)
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.results import read_json
 
 
 def run(module: object, *arguments: str) -> None:
@@ -27,11 +28,13 @@ NUMBERS = {
     "--max-concurrency": "0",
     "--num-seeds": "0",
     "--num-prefixes": "0",
+    "--num-speculative-tokens": "-1",
     "--api-server-count": "0",
     "--session-turns": "0",
     "--session-shared-tokens": "-100",
     "--timed-trace-chunk-hash-size": "0",
     "--request-rate": "0 -1 nan 1e300",
+    "--burstiness": "0 -1 inf nan",
     "--prefix-share": "1 nan",
     "--timed-trace-rate-multiplier": "0 inf",
     "--timed-trace-sec-multiplier": "0 nan",
@@ -54,20 +57,37 @@ def test_numbers_that_mean_nothing_are_refused(option, number, capsys):
     assert f": {number}: give a " in last
 
 
-def test_a_trace_has_its_own_times():
-    options = "--request-rate 3 --dataset-name timed_trace --dataset-path x"
-    with pytest.raises(UsageError, match="--request-rate 3"):
+UNUSED = (
+    "--request-rate 3 --dataset-name timed_trace --dataset-path x",
+    "--burstiness 2 --dataset-name timed_trace --dataset-path x",
+    "--input-len 5 --dataset-path x",
+    "--prefix-share 0.5 --dataset-path x",
+    "--burstiness 2",
+    "--num-prefixes 3",
+    "--session-turns 3",
+    "--timed-trace-start 3",
+    "--timed-trace-rate-multiplier 3 --dataset-path x",
+    "--result-filename x",
+)
+
+
+@pytest.mark.parametrize("options", UNUSED)
+def test_an_option_that_changes_nothing_is_refused(options):
+    with pytest.raises(UsageError, match=f"^{options.split(' --')[0]}"):
         run(simulate, *options.split())
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("--calibration", "--cost-from"), ("--dataset-path", "--input-len")],
-)
-def test_what_is_of_one_place(one, other, capsys):
+def test_constants_are_of_one_place(capsys):
     with pytest.raises(SystemExit):
-        run(simulate, other, "x", one, "x")
-    assert f"{one}: not allowed with argument {other}" in capsys.readouterr().err
+        run(simulate, "--cost-from", "x", "--calibration", "x")
+    assert "--calibration: not allowed with argument --cost-from" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_would_never_end_is_refused():
+    with pytest.raises(UsageError, match="takes at most 1e"):
+        run(simulate, "--num-prompts", "99999", "--output-len", "9999999")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +105,16 @@ def test_what_is_of_one_place(one, other, capsys):
         ("--policy off:x=1", "--policy off:x=1: off has no parameters"),
         ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8: less than"),
         ("--num-gpu-blocks 100", "--num-gpu-blocks 100: .* needs 314 blocks of 16"),
-        ("--synthetic-acceptance-rates x", "rates x: give a rate for each draft"),
+        ("--num-speculative-tokens 2", "2 --synth.* None: give a rate for each draft"),
+        ("--synthetic-acceptance-rates 0.5", "tokens 0 .* 0.5: give a rate for each"),
+        ("--spec-tokens 1 --synthetic-acceptance-rates x", "rates x: give a rate for"),
         (
-            "--synthetic-acceptance-rates 0.5,0.6",
+            "--spec-tokens 2 --synthetic-acceptance-rates 0.5,0.6",
             "rates 0.5,0.6: give chances from 0 to 1, none more than the one before",
         ),
-        ("--synthetic-acceptance-rates nan", "rates nan: give chances"),
+        ("--spec-tokens 1 --synthetic-acceptance-rates nan", "rates nan: give chances"),
         (
-            "--max-num-seqs 9 --max-num-batched-tokens 9 "
+            "--max-num-seqs 9 --max-num-batched-tokens 9 --spec-tokens 1 "
             "--synthetic-acceptance-rates 1",
             "--max-num-batched-tokens 9: not enough for 9 requests with their drafts",
         ),
@@ -114,6 +136,15 @@ def test_option(arguments, message):
         run(simulate, *arguments.split())
 
 
+def test_file_of_another_version_or_kind(tmp_path):
+    said = {"format": "dp-balance calibrate", "format_version": 99}
+    (path := tmp_path / "result.json").write_text(json.dumps(said))
+    with pytest.raises(UsageError, match=r"version 1 \(it says .*99\]"):
+        read_json(path, "calibrate")
+    with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
+        read_json(path, "simulate")
+
+
 COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
 
 
@@ -126,7 +157,8 @@ COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
     ],
 )
 def test_calibration_without_constants(cost, message, tmp_path):
-    (path := tmp_path / "result.json").write_text(json.dumps({"cost": cost}))
+    said = {"format": "dp-balance calibrate", "format_version": 1, "cost": cost}
+    (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=message):
         run(simulate, "--calibration", str(path))
 

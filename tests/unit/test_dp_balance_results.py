@@ -10,6 +10,7 @@ from vllm.benchmarks.dp_balance.metrics import Metrics
 from vllm.benchmarks.dp_balance.recommend import advise
 from vllm.benchmarks.dp_balance.results import (
     PolicyResult,
+    read_json,
     table_rows,
     write_json,
 )
@@ -100,16 +101,16 @@ SHORT = "-dp 2 --max-num-seqs 4 --input-len 600 --output-len 20 --num-seeds 1 "
 def test_no_advice_and_no_figure_where_nothing_is_steady(
     options, what, capsys, tmp_path
 ):
-    run(recommend, *SHORT.split(), *options.split(), "--policy", "align")
+    saved = f"--policy align --save-result --result-dir {tmp_path} --result-filename r"
+    run(recommend, *SHORT.split(), *options.split(), *saved.split())
     printed = capsys.readouterr().out
     assert "No advice, because nothing is steady" in printed
     assert what in printed
     assert "nan" not in printed
-    saved = f"--save-result --result-dir {tmp_path} --result-filename r"
-    run(simulate, *SHORT.split(), *options.split(), *saved.split())
-    assert what in capsys.readouterr().err
     document = json.loads((tmp_path / "r").read_text(), parse_constant=pytest.fail)
     assert document["scenario"]["traffic"]["request_rate"] in (None, 100.0, 1000.0)
+    run(simulate, *SHORT.split(), *options.split())
+    assert what in capsys.readouterr().err
 
 
 def test_advice_holds_for_a_longer_run(capsys):
@@ -125,8 +126,8 @@ def test_prompts_follow_what_is_in_flight(capsys, tmp_path):
     options += f" --result-dir {tmp_path} --result-filename r"
     for more, wanted in (("", 2048), (" -dp 8 --max-num-seqs 64", 4096)):
         run(simulate, *(options + more).split())
-        document = json.loads((tmp_path / "r").read_text())
-        assert document["results"][0]["runs"][0]["completed"] == wanted
+        document = read_json(tmp_path / "r", "simulate")
+        assert document["results"][0]["runs"][0]["completed"] == wanted  # type: ignore[index]
 
 
 def test_json_has_null_for_what_is_no_number(tmp_path):
@@ -151,9 +152,11 @@ def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("policy ")
     assert printed.err == "", "no progress bar unless standard error is a terminal"
-    document = json.loads((tmp_path / "r.json").read_text())
+    document = read_json(tmp_path / "r.json", "simulate")
     assert {"command", "versions", "date", "scenario"} <= document.keys()
-    assert document["results"][0]["runs"][1]["completed"] == 60
+    assert document["seeds"] == [0, 1]
+    text = (tmp_path / "r.json").read_text()
+    assert json.loads(text)["results"][0]["runs"][1]["completed"] == 60
 
 
 CONTEXTS = [

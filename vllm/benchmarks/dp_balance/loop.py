@@ -34,10 +34,13 @@ class StepTotals(NamedTuple):
     """One step, summed over the ranks."""
 
     end: float
+    seconds: float
     tokens: int
-    """Of output."""
+    """Output tokens."""
+    decodes: int
     prefill: int
-    """Tokens of prompts."""
+    balance: float
+    """Mean over maximum of the ranks' tokens; 1 if the step was empty."""
 
 
 class Run(NamedTuple):
@@ -120,8 +123,7 @@ class Cluster:
         self._now = now = self._now + seconds
         self._routed = dispatcher.route(clients.arrived(now))
         first, done, wasted = self._engine.update()
-        output = sum(loads.decodes) + len(first) - wasted
-        self._totals.append(StepTotals(now, output, sum(loads.prefill)))
+        self._totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
         if self._on_step is not None:
             held, counts = tuple(self._engine.held), tuple(self._engine.counts())
             self._on_step(StepRecord(now, seconds, loads, held, counts))
@@ -154,3 +156,15 @@ class Cluster:
     def _tell_coordinator(self) -> None:
         coordinator = self._dispatcher.coordinator
         coordinator.tell(self._now, self._wave, self._step, self._engine.counts())
+
+
+def _sum_up(end: float, seconds: float, loads: Loads, more: int) -> StepTotals:
+    """The totals of a step that had so many output tokens `more` than decodes."""
+    decodes, prefill = sum(loads.decodes), sum(loads.prefill)
+    if prefill:
+        most = max(map(int.__add__, loads.prefill, loads.decodes))
+    else:
+        most = max(loads.decodes)
+    ranks = len(loads.decodes)
+    balance = (decodes + prefill) / (ranks * most) if most else 1.0
+    return StepTotals(end, seconds, decodes + more, decodes, prefill, balance)

@@ -17,9 +17,12 @@ class Metrics:
     one.
     """
 
+    duration: float
+    """Seconds from the first request sent to the last token."""
     steady_duration: float
     """Seconds from the first request sent to the last one sent."""
     completed: int
+    total_input_tokens: int
     total_output_tokens: int
     output_throughput: float
     """Output tokens per second, of the whole run."""
@@ -37,7 +40,16 @@ class Metrics:
     median_ttft_ms: float
     p99_ttft_ms: float
     mean_tpot_ms: float | None
+    median_tpot_ms: float | None
+    p99_tpot_ms: float | None
+    median_itl_ms: float | None
+    p99_itl_ms: float | None
     mean_e2el_ms: float
+    balance_ratio: float
+    """Mean over maximum of the ranks' tokens in a step, averaged over time."""
+    steps: int
+    prefill_steps: int
+    """Steps in which any rank prefilled."""
 
     @property
     def turns(self) -> float:
@@ -68,17 +80,21 @@ def measure(run: Run) -> Metrics:
     duration = max(request.done for request in requests) - start
     output = sum(request.output_len for request in requests)
     ttft = sorted(request.first_token - request.sent for request in requests)
-    tpot = [
+    tpot = sorted(
         (request.done - request.first_token) / (request.output_len - 1)
         for request in requests
         if request.output_len > 1
-    ]
+    )
+    itl = sorted((step.seconds, step.decodes) for step in steps if step.decodes)
     steady = sorted(requests, key=lambda request: request.sent)
     steady = steady[run.first_turn : len(steady) - run.first_turn]
     steady_ttft = sorted(request.first_token - request.sent for request in steady)
+    busy = sum(step.seconds for step in steps)
     return Metrics(
+        duration=duration,
         steady_duration=run.last_sent - start,
         completed=len(requests),
+        total_input_tokens=sum(request.prompt_len for request in requests),
         total_output_tokens=output,
         output_throughput=output / duration,
         steady_output_throughput=_steady_throughput(steps, start, run.last_sent),
@@ -89,7 +105,14 @@ def measure(run: Run) -> Metrics:
         median_ttft_ms=1e3 * percentile(ttft, 0.5),
         p99_ttft_ms=1e3 * percentile(ttft, 0.99),
         mean_tpot_ms=1e3 * _mean(tpot) if tpot else None,
+        median_tpot_ms=1e3 * percentile(tpot, 0.5) if tpot else None,
+        p99_tpot_ms=1e3 * percentile(tpot, 0.99) if tpot else None,
+        median_itl_ms=1e3 * _weighted_percentile(itl, 0.5) if itl else None,
+        p99_itl_ms=1e3 * _weighted_percentile(itl, 0.99) if itl else None,
         mean_e2el_ms=1e3 * _mean_e2el(requests),
+        balance_ratio=sum(step.balance * step.seconds for step in steps) / busy,
+        steps=len(steps),
+        prefill_steps=sum(step.prefill > 0 for step in steps),
     )
 
 
@@ -107,3 +130,17 @@ def _steady_throughput(
     if end <= start:
         return None
     return sum(step.tokens for step in steps if step.end <= end) / (end - start)
+
+
+def _weighted_percentile(ordered: Sequence[tuple[float, int]], share: float) -> float:
+    """Percentile of values that each occur as often as their weight says.
+
+    There is a value.
+    """
+    threshold = share * sum(weight for _, weight in ordered)
+    reached = 0
+    for value, weight in ordered:
+        reached += weight
+        if reached >= threshold:
+            return value
+    return ordered[-1][0]

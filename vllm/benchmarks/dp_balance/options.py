@@ -17,11 +17,12 @@ from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
     add_trace_args,
+    refuse_unused,
     traffic_from,
     workload_from,
 )
 from .requests.workload import LENGTH_HELP
-from .results import read_json, versions, write_json
+from .results import FORMAT_VERSION, read_json, versions, write_json
 from .scenario import ROLES, Scenario
 from .step_time.learned import cost_of_server
 from .step_time.model import CostModel
@@ -37,6 +38,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     text += "(N steps). Parameters follow a colon: cap:margin=1. "
     text += f"Default: {' '.join(OWN)}."
     add("--policy", nargs="+", default=list(OWN), metavar="NAME", help=text)
+    text = "Specify to disable tqdm progress bar."
+    add("--disable-tqdm", action="store_true", help=text)
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
     add("--data-parallel-size", "-dp", type=whole(2, MOST_RANKS), default=4)
     text = "What the instance does of a request: a prefill instance ends it at its "
@@ -49,9 +52,12 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     text = "Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
     text += "Default: it never fills."
     add("--num-gpu-blocks", type=whole(2, 10**9), help=text)
+    text = "Drafts of a request in each step. Default: no speculation."
+    drafts = whole(0, 64)
+    add("--num-speculative-tokens", "--spec-tokens", type=drafts, default=0, help=text)
     text = "With speculation, for each draft the chance that it and those before it "
     text += "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6."
-    add("--synthetic-acceptance-rates", metavar="RATE,...", default="", help=text)
+    add("--synthetic-acceptance-rates", metavar="RATE,...", help=text)
     add(
         "--load-balancer",
         choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
@@ -67,16 +73,14 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
 
     load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
     add = load.add_argument
-    lengths = load.add_mutually_exclusive_group()
-    text = f"Tokens: {LENGTH_HELP}."
-    lengths.add_argument("--input-len", default="3500", help=text)
+    add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
     text = "Share of each drawn prompt that is the beginning of a text that it has in "
     text += "common with others."
     add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
     texts = whole(1, MOST_REQUESTS)
     add("--num-prefixes", type=texts, default=8, help="Of these texts.")
-    add_trace_args(load, lengths)
+    add_trace_args(load)
 
     group = parser.add_argument_group("step time")
     add = group.add_mutually_exclusive_group().add_argument
@@ -100,6 +104,7 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     yes_or_no = argparse.BooleanOptionalAction
     add("--async-scheduling", action=yes_or_no, default=False, help=text)
     add("--num-seeds", type=whole(1, 1000), default=1, help="Runs per policy.")
+    parser.set_defaults(default_of=parser.get_default)
 
 
 def add_result_args(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +132,7 @@ def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -
     path = Path(args.result_dir) / name
     document = {
         "format": f"dp-balance {kind}",
+        "format_version": FORMAT_VERSION,
         "date": stamp,
         "command": " ".join(sys.argv),
         "versions": versions(),
@@ -157,9 +163,10 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         args.max_num_seqs,
         args.max_num_batched_tokens,
         args.num_gpu_blocks,
-        _acceptance_rates(args.synthetic_acceptance_rates),
+        _acceptance_rates(args),
     )
     api_servers = args.api_server_count
+    refuse_unused(args)
     slots = limits.ranks * limits.max_num_seqs
     return Scenario(
         limits,
@@ -173,14 +180,18 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
     )
 
 
-def _acceptance_rates(text: str) -> tuple[float, ...]:
+def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
+    text, drafts = args.synthetic_acceptance_rates, args.num_speculative_tokens
     try:
-        return tuple(map(float, text.split(","))) if text else ()
+        rates = tuple(map(float, text.split(","))) if text is not None else ()
     except ValueError:
+        rates = None
+    if rates is None or len(rates) != drafts:
         raise UsageError(
-            f"--synthetic-acceptance-rates {text}: give a rate for each draft, with "
-            "commas between them."
-        ) from None
+            f"--num-speculative-tokens {drafts} --synthetic-acceptance-rates {text}: "
+            "give a rate for each draft, with commas between them."
+        )
+    return rates
 
 
 def cost_from(args: argparse.Namespace) -> CostModel:
@@ -193,13 +204,12 @@ def cost_from(args: argparse.Namespace) -> CostModel:
     if args.cost_from is not None:
         cost = cost_of_server(args.cost_from, args.max_num_batched_tokens)
     elif args.calibration is not None:
-        document: Any = read_json(args.calibration)
+        document: Any = read_json(args.calibration, "calibrate")
         try:
             cost = CostModel(**document["cost"])
         except (KeyError, TypeError):
             raise UsageError(
-                f"{args.calibration}: has no cost model; give what `vllm bench "
-                "dp-balance calibrate --save-result` saves."
+                f"{args.calibration}: has no cost model; calibrate again."
             ) from None
         except UsageError as error:
             raise UsageError(f"{args.calibration}: {error}") from None

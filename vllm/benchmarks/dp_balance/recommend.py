@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .arguments import real
 from .errors import UsageError
-from .options import add_scenario_args, policies_from
+from .options import add_result_args, add_scenario_args, policies_from
 from .policies import server_options
-from .results import PolicyResult, print_table, table_rows, unsteady
+from .results import PolicyResult, unsteady
 from .simulate import compare_from
 
 WORTHWHILE = 0.02
@@ -82,6 +82,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     )
     add_scenario_args(parser)
     parser.set_defaults(num_seeds=3)
+    add_result_args(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -93,6 +94,8 @@ def main(args: argparse.Namespace) -> None:
         raise UsageError("--policy off: name a policy to compare it with.")
     if args.role == "decode":  # where nothing is held: they differ by the dispatch
         policies = [name for name in policies if name == "adaptive"] or policies[:1]
-    _, results = compare_from(args, list(dict.fromkeys(["off", *policies])))
-    print_table(table_rows(results))
-    print(f"\n{advise(results, args.ttft_budget_ms)}")
+    comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
+    advice = advise(comparison.results, args.ttft_budget_ms)
+    comparison.show()
+    print(f"\n{advice}")
+    comparison.save(args, "recommend", advice=advice)

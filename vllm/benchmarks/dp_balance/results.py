@@ -15,6 +15,9 @@ from .errors import UsageError
 from .files import read_text
 from .metrics import Metrics
 
+FORMAT_VERSION = 1
+"""Of the files written here; raised when a reader of old files would misread them."""
+
 
 @dataclass(frozen=True)
 class PolicyResult:
@@ -93,7 +96,9 @@ TABLE = (
     ("TPOT ms", "mean_tpot_ms", "{:.1f}"),
     ("TTFT p50 s", "median_ttft_ms", "{:.2f}"),
     ("TTFT p99 s", "p99_ttft_ms", "{:.2f}"),
+    ("ITL p99 ms", "p99_itl_ms", "{:.0f}"),
     ("e2e mean s", "mean_e2el_ms", "{:.1f}"),
+    ("balance", "balance_ratio", "{:.0%}"),
 )
 """Title, figure and format of each column."""
 
@@ -177,14 +182,22 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Reads a document that `write_json` wrote.
+def read_json(path: Path, kind: str) -> dict[str, object]:
+    """Reads a document of that kind that `write_json` wrote.
 
     Raises:
-        UsageError: the file cannot be read, or is none.
+        UsageError: the file cannot be read, or is of another kind or version.
     """
     text = read_text(path)
     try:
-        return dict(json.loads(text))
+        parsed = json.loads(text, parse_constant=lambda _: None)
+        document: dict[str, object] = dict(parsed)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
+    found = [document.get(key) for key in ("format", "format_version")]
+    if found != [f"dp-balance {kind}", FORMAT_VERSION]:
+        raise UsageError(
+            f"{path}: not a file of `vllm bench dp-balance {kind}`, version "
+            f"{FORMAT_VERSION} (it says {found}). Make it again with this vLLM."
+        )
+    return document

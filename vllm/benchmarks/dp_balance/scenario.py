@@ -6,12 +6,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from vllm.v1.core.sched.balance.policies import POLICIES, SHORT_FIRST
 
+from .errors import UsageError
 from .front_end.api_servers import Dispatcher
 from .front_end.load_balancers import load_balancer_of, make_load_balancers
 from .loop import Cluster, Run, StepRecord
+from .metrics import Metrics, measure
 from .policies import PolicySpec, make_controller
 from .rank.engine import Engine
 from .rank.limits import RankLimits
@@ -94,6 +97,25 @@ def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
     )
 
 
+MOST_STEPS = 1e8
+"""Of a run, which takes hours."""
+
+
+def _refuse_endless(scenario: Scenario, requests: Sequence[SimRequest]) -> None:
+    limits, most = scenario.limits, scenario.traffic.max_concurrency
+    slots = limits.ranks * limits.max_num_seqs
+    prompts = sum(request.prompt_len for request in requests)
+    answers = sum(request.output_len for request in requests)
+    steps = prompts / (limits.ranks * limits.max_num_batched_tokens)
+    steps += answers / min(slots, most or slots)
+    if steps > MOST_STEPS:
+        raise UsageError(
+            f"--num-prompts {len(requests)}: {prompts + answers} tokens need some "
+            f"{steps:.1g} steps, and a run takes at most {MOST_STEPS:.0g}; give fewer "
+            "or shorter requests."
+        )
+
+
 def simulate(
     scenario: Scenario,
     policy: str,
@@ -108,6 +130,7 @@ def simulate(
         UsageError: the scenario cannot be run; the message names the option.
     """
     requests = requests_of(scenario, seed)
+    _refuse_endless(scenario, requests)
     spec = PolicySpec.parse(policy)
     controller = make_controller(policy) if scenario.role != "decode" else None
     if scenario.short_first is None:
@@ -143,3 +166,10 @@ def simulate(
         on_step=on_step,
         on_done=on_done,
     ).run()
+
+
+def simulate_and_measure(
+    scenario: Scenario, policy: str, seed: int = 0, **watched: Any
+) -> Metrics:
+    """Runs the scenario, as by `simulate`, and keeps only its figures."""
+    return measure(simulate(scenario, policy, seed, **watched))

@@ -22,6 +22,8 @@ class ClientTraffic:
     """Requests in flight at most, or sessions; None for no limit."""
     request_rate: float = float("inf")
     """Requests, or sessions, per second on average; infinite to send at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distributed intervals; 1 is a Poisson process."""
     self_timed: bool = False
     """Whether each request brings the time at which it is due, instead of a rate."""
     rate_multiplier: float = 1.0
@@ -46,8 +48,8 @@ class ClientTraffic:
         elif self.request_rate == float("inf"):
             return [0.0] * len(requests)
         else:
-            mean = 1 / self.request_rate
-            intervals = (rng.gammavariate(1.0, mean) for _ in requests)
+            scale = 1 / (self.request_rate * self.burstiness)
+            intervals = (rng.gammavariate(self.burstiness, scale) for _ in requests)
             times = list(itertools.accumulate(intervals))
         if (last := max(times, default=0.0)) > LONGEST:
             raise UsageError(

@@ -3,6 +3,7 @@
 """The command line options that say which requests are sent, and when."""
 
 import argparse
+import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,11 +17,11 @@ LEAST_PROMPTS, TURNS = 2048, 8
 """Requests of a run by default: the least, and for each in flight. All that are in
 flight are sent at once, and it takes some turns until that is forgotten."""
 
+_OF_TRACES = tuple(f"timed_trace_{field.name}" for field in fields(TimedTrace))
 
-def add_trace_args(
-    load: argparse._ArgumentGroup, lengths: argparse._MutuallyExclusiveGroup
-) -> None:
-    """Adds the options about when requests are sent, and datasets to `lengths`."""
+
+def add_trace_args(load: argparse._ArgumentGroup) -> None:
+    """Adds the options about datasets, and when requests are sent."""
     add = load.add_argument
     requests = whole(1, MOST_REQUESTS)
     text = f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as many "
@@ -31,6 +32,7 @@ def add_trace_args(
     text = "Requests per second on average (default: inf)."
     rate = real(1e-6, 1e6, endless=True)
     add("--request-rate", type=rate, default=float("inf"), help=text)
+    add("--burstiness", type=real(1e-3, 1e6), default=1.0)
     add("--seed", type=int, default=0)
     add(
         "--dataset-name",
@@ -40,7 +42,7 @@ def add_trace_args(
     )
     text = "JSON lines as Mooncake's, CSV with a head, or sessions of kv-cache-tester, "
     text += "instead of --input-len and --output-len."
-    lengths.add_argument("--dataset-path", type=Path, help=text)
+    add("--dataset-path", type=Path, help=text)
     add("--timed-trace-chunk-hash-size", type=whole(1, MOST_TOKENS))
     add("--timed-trace-sec-multiplier", type=real(1e-12, 1e12))
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
@@ -59,6 +61,49 @@ def add_trace_args(
     add("--session-shared-tokens", type=shared, default=0, help=text)
     text = "How many first requests of each session of a trace are sent. Default: all."
     add("--session-turns", type=whole(1, MOST_REQUESTS), help=text)
+
+
+def refuse_unused(args: argparse.Namespace) -> None:
+    """Refuses options that would be ignored beside the others.
+
+    Raises:
+        UsageError: one was given that changes nothing.
+    """
+    timed = args.dataset_name == "timed_trace"
+    for is_useless, names, what_to_do in (
+        (
+            args.dataset_path is not None,
+            ("input_len", "output_len", "prefix_share", "num_prefixes"),
+            "the dataset has its own; leave it out",
+        ),
+        (
+            args.dataset_path is None,
+            ("session_turns", "session_shared_tokens", *_OF_TRACES),
+            "it needs a --dataset-path",
+        ),
+        (
+            timed,
+            ("request_rate", "burstiness"),
+            "requests are sent at the times of the trace; leave it out, or give "
+            "--dataset-name custom",
+        ),
+        (
+            not timed,
+            ("timed_trace_rate_multiplier",),
+            "requests are not sent at the times of a trace; give a --request-rate",
+        ),
+        (args.request_rate == math.inf, ("burstiness",), "give a --request-rate, too"),
+        (args.prefix_share == 0, ("num_prefixes",), "give a --prefix-share, too"),
+        (
+            not args.save_result,
+            ("result_dir", "result_filename"),
+            "nothing is saved; give --save-result, too",
+        ),
+    ):
+        for name in names if is_useless else ():
+            if (given := getattr(args, name)) != args.default_of(name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {given}: {what_to_do}.")
 
 
 def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
@@ -94,17 +139,13 @@ def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
     That is a closed loop over all slots unless something else is asked for.
     """
     self_timed = args.dataset_name == "timed_trace"
-    if self_timed and args.request_rate != float("inf"):
-        raise UsageError(
-            f"--request-rate {args.request_rate}: requests are sent at the times of "
-            "the trace; leave it out, or give --dataset-name custom."
-        )
     concurrency = args.max_concurrency
     if concurrency is None and args.request_rate == float("inf") and not self_timed:
         concurrency = slots
     return ClientTraffic(
         concurrency,
         args.request_rate,
+        args.burstiness,
         self_timed,
         args.timed_trace_rate_multiplier,
     )

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import Any
 
-from ..results import print_table, strict_json, versions
+from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, STEADY, figures_of
 from .steps import read_steps, waiting_share
@@ -41,7 +41,7 @@ def write(
     figures = [result.figures for result in results]
     exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
     document: Document = {
-        "format": "dp-balance trial",
+        **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
         "cores": os.cpu_count(),
         "ranks": figures[0].ranks,
