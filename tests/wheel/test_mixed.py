@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from balance_tools.distribution import Choice
 from balance_tools.paths import Paths
 from conftest import HERE, VERSION
 from environments import Environment
@@ -89,18 +88,14 @@ def assert_refused_and_repaired(
     environment.run("vllm-balance", "verify")
 
 
-@pytest.mark.parametrize(
-    ("choice", "version"), [(Choice(), "0.24.0"), (HERE, "0.23.0")]
-)
-def test_stock_vllm_laid_over_ours(bare, build, stock, choice, version):
-    wheel = build(choice)
-    bare.install(wheel)
+def test_stock_vllm_laid_over_ours(bare, reference_wheel, stock):
+    bare.install(reference_wheel)
     assert starts(bare)
-    bare.install("--ignore-installed", stock("vllm", version))
+    bare.install("--ignore-installed", stock("vllm", "0.24.0"))
     assert_refused_and_repaired(
         bare,
-        wheel,
-        f"found vllm {version}",
+        reference_wheel,
+        "found vllm 0.24.0",
         "/vllm/config/parallel.py: expected the patch of balance scheduling in it",
     )
 
