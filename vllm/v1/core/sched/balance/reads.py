@@ -117,7 +117,7 @@ class SchedulerReads:
             found += 1
         used = found = max(0, found - self._drops)
         if found and is_unused(found - 1):
-            used = bisect_left(range(found), True, key=is_unused)
+            used = 0 if is_unused(0) else bisect_left(range(found), True, key=is_unused)
         return found * self._size, used
 
 

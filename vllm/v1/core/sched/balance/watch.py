@@ -168,9 +168,8 @@ class RankWatch:
         self.show("idle", 0, 0)
 
     def start(self) -> None:
-        """Makes the status file, and starts the thread."""
-        file = os.memfd_create(FILE)
-        threading.Thread(target=self._watch, args=(file,), daemon=True).start()
+        """Starts the thread."""
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
         """Watches this group from now on.
@@ -224,13 +223,15 @@ class RankWatch:
             time.sleep(PATIENCE * self._period)
         beats.end()
 
-    def _watch(self, file: int) -> None:
+    def _watch(self) -> None:
         """Body of the thread."""
+        file = _open_file()
         while True:
             end_if_orphaned()
             status, beats = self.status, self._beats
-            text = status.text(self._rank, self._size).encode()
-            os.ftruncate(file, os.pwrite(file, text, 0))
+            if file is not None:
+                text = status.text(self._rank, self._size).encode()
+                os.ftruncate(file, os.pwrite(file, text, 0))
             if beats is not None:
                 beats.tick()
                 # While this process is stopped, none is counted.
@@ -251,6 +252,13 @@ class RankWatch:
             self._tell_clients()
         finally:
             kill_process_tree(os.getpid())
+
+
+def _open_file() -> int | None:
+    try:
+        return os.memfd_create(FILE)
+    except OSError:  # hardened hosts refuse it, and a rank can do without
+        return None
 
 
 def _main_stack() -> str:
