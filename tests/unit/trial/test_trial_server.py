@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.trial import server as server_module
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
 
@@ -36,11 +38,15 @@ def server(folder, program, *arguments):
     return Server(words, folder / "server.log", os.environ)
 
 
-def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capfd):
+def test_all_its_processes_are_ended_and_signals_work_again(
+    tmp_path, port, capfd, monkeypatch
+):
+    monkeypatch.setattr(server_module, "STOP_S", 3)  # the child is not asked
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     children = []
 
     def turn(started):
+        started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
@@ -54,7 +60,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(tmp_path, port, capf
     (child,) = children
     assert not is_alive(child)
     assert not endpoint.answers()
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert f"child {child}" in capfd.readouterr().err, "the end of its log"
 
 
@@ -70,11 +76,28 @@ def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said,
 
     def turn():
         with server(tmp_path, program) as started:
+            started.start()
             started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
 
     with pytest.raises(UsageError, match=said):
         turn()
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
+
+
+def test_one_that_is_interrupted_while_it_starts_is_not_left_behind(
+    tmp_path, port, monkeypatch
+):
+    started, popen = [], psutil.Popen
+
+    def slow_start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(psutil, "Popen", slow_start)
+    with pytest.raises(KeyboardInterrupt), server(tmp_path, PROGRAM, port) as one:
+        one.start()
+    assert not is_alive(started[0].pid)
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge

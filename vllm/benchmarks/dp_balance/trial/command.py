@@ -148,6 +148,7 @@ def trial(given: Given) -> None:
         command = [*given.serve, DETAILS, *server_options(turn.policy)]
         variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
+            server.start()
             server.wait_until_ready(endpoint, args.ready_timeout)
             endpoint.watch = server.refuse_ended
             try:

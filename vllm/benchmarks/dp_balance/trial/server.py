@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,7 +54,7 @@ class Server:
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> None:
-        """Does not start it yet.
+        """Does not start it yet: a Ctrl-C while it starts must find it in the body.
 
         Args:
             command: its words.
@@ -62,11 +62,20 @@ class Server:
             environment: its variables.
         """
         self._command, self._log, self._environment = command, log, environment
+        self._process: psutil.Popen | None = None
         self._ranks: list[psutil.Process] = []
 
     def __enter__(self) -> "Server":
+        return self
+
+    def start(self) -> None:
+        """Starts its command.
+
+        Raises:
+            UsageError: there is no such command.
+        """
         try:
-            with self._log.open("wb") as log:
+            with self._log.open("wb") as log, _uninterrupted():
                 self._process = psutil.Popen(
                     self._command,
                     env=self._environment,
@@ -77,19 +86,15 @@ class Server:
                 )
         except OSError as error:
             raise UsageError(f"{self._command[0]}: {error.strerror}.") from None
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, Exception):
             lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
             print(f"--- end of {self._log}", *lines, "---", sep="\n", file=sys.stderr)
-        # A second Ctrl-C comes when nothing is left behind.
-        signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        try:
-            self._stop()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._process is not None:
+            # A second Ctrl-C comes when nothing is left behind.
+            with _uninterrupted():
+                self._stop(self._process)
 
     def refuse_ended(self, when: str = "during its turn") -> None:
         """Looks whether it still runs, with all its ranks.
@@ -97,6 +102,7 @@ class Server:
         Raises:
             UsageError: it does not.
         """
+        assert self._process is not None, "started"
         ended = ""
         if (status := self._process.poll()) is not None:
             ended = f"the server ended with {status}"
@@ -107,7 +113,7 @@ class Server:
             raise UsageError(f"{self._log}: {ended} {when}; its log's end is above.")
 
     def wait_until_ready(self, endpoint: Endpoint, limit_s: float) -> None:
-        """Waits until it answers.
+        """Waits until it answers, once it was started.
 
         Raises:
             UsageError: it ends, or takes longer than `limit_s`.
@@ -123,22 +129,40 @@ class Server:
                     "--ready-timeout."
                 )
             time.sleep(PAUSE_S)
+        assert self._process is not None
         children = self._process.children(recursive=True)
         self._ranks = [each for each in children if each.name().startswith(RANK)]
 
-    def _stop(self) -> None:
+    def _stop(self, process: psutil.Popen) -> None:
         """Asks it to stop, and kills what is left."""
-        processes = [self._process, *self._ranks]
+        processes = [process, *self._ranks]
         with contextlib.suppress(psutil.NoSuchProcess):
-            processes += self._process.children(recursive=True)
-            self._process.terminate()
+            processes += process.children(recursive=True)
+            process.terminate()
         _, left = psutil.wait_procs(processes, timeout=STOP_S)
-        for process in left:
+        for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                each.kill()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # whose parent has ended
+            os.killpg(process.pid, signal.SIGKILL)  # whose parent has ended
         psutil.wait_procs(left, timeout=STOP_S)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that end us come after the body. A server would inherit a mask."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _is_alive(process: psutil.Process) -> bool:
