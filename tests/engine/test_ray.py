@@ -15,8 +15,10 @@ RANKS = 2
 
 
 @pytest.fixture
-def ray_address():
+def ray_address(monkeypatch):
     """The address of a Ray of this machine alone, with a device for each rank."""
+    # By default 15: beside a busy test the ranks would not begin in minutes.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     context = ray.init(
         address="local",  # not one that another `ray start` has left word of
