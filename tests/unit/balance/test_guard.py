@@ -38,11 +38,15 @@ def timed(*rows, seconds=STEP, **fields):
     return snapshot(row._replace(step_time_us=us, **fields) for row in rows)
 
 
-def measured(policy=None, ranks=4):
-    """A guard that has seen decodes, and prefills of 100 tokens by one rank each."""
+def measured(policy=None, ranks=4, long_answers=False, times=40):
+    """A guard that has seen decodes, and prefills of 100 tokens by one rank each.
+
+    Half of the requests end in each decode, so that prefills add next to nothing to an
+    answer; or none, and each of them adds 0.06 s.
+    """
     guard = Guard(policy or AlwaysHolds())
-    for _ in range(40):
-        guard.decide(timed(*[running(6)] * ranks))
+    for _ in range(times):
+        guard.decide(timed(*[running(6 if long_answers else 3)] * ranks))
         alone = [running(6, prefill_tokens=100), *[running(6)] * (ranks - 1)]
         guard.decide(timed(*alone, seconds=PREFILL))
     return guard
@@ -69,6 +73,15 @@ def test_nobody_is_held_longer_than_the_prefills_of_all_others_take(seconds, pen
     bound = max(3, pending - 1) * PREFILL
     held = seconds_held(measured(), rows, seconds)
     assert bound - seconds <= held <= bound + seconds
+
+
+@pytest.mark.parametrize(
+    ("prefills", "bound"), [(4, 0.3), (12, 12 * 0.06 * 0.75 * 0.75), (40, 3 * 0.3)]
+)
+def test_a_hold_may_last_longer_where_it_can_spare_an_answer_that(prefills, bound):
+    rows = [running(6, pending=1), *[running(6)] * 3]
+    guard = measured(long_answers=True, times=prefills)
+    assert seconds_held(guard, rows) == pytest.approx(bound, abs=STEP)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])

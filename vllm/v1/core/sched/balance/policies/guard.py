@@ -7,6 +7,7 @@ from collections import deque
 
 from .cost import whole_step
 from .decision import Decision, Learned, Policy
+from .flow import Flow
 from .rows import SECONDS, Snapshot
 
 BOUND_REACHED = "hold_bound"
@@ -16,6 +17,8 @@ LOSING = "losing"
 _ALLOWED = 0.01
 """Share of everybody's time that holds may cost without saving it: what a mean may lose
 in a world that was not foreseen."""
+_LONGER = 3
+"""Times as long as others' prefills that a hold may last at most."""
 _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
 
@@ -24,9 +27,13 @@ class Guard:
     """A policy whose holds are bounded, whatever it has learned.
 
     **Nobody is held longer** than the prefills of all other ranks, or of all others
-    whom the hold delays, would take one after another. **All holds together** take from
-    those whom they delay at most the person-seconds that releases saved everybody in
-    the ranks, 1 % of everybody's time, and a first credit: of all ranks' prefills.
+    whom the hold delays, would take one after another; up to three times as long where
+    holds can spare an answer that. **All holds together** take from those whom they
+    delay at most the person-seconds that releases saved everybody in the ranks, 1 % of
+    everybody's time, and a first credit: of all ranks' prefills.
+
+    What holds can spare an answer is what other ranks' prefills add to it, less one
+    rank's share: those remain if all of them prefill together.
 
     Held is what was withheld since a request became pending: of a step with a budget
     the share of a whole one that it lacks. Who then waits for prompts before it in an
@@ -36,6 +43,7 @@ class Guard:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._decode, self._prefill, self._lone_rate = _Median(), _Median(), _Median()
+        self._flow = Flow()
         self._usual = 0.0
         """Seconds of a recent step with a prefill; of any, if there was none."""
         self._credit = math.inf
@@ -57,6 +65,7 @@ class Guard:
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
         self._policy.reset()
+        self._flow.reset()
         self._withheld = self._delayed = 0.0
         self._held = deque([(self._now, self._total)])
 
@@ -79,19 +88,26 @@ class Guard:
         oldest = max(snapshot.pending_age_us) * SECONDS
         while len(self._held) > 1 and self._held[1][0] <= self._now - oldest:
             self._held.popleft()
-        bound = self._usual * max(1.0, len(snapshot.running) - 1, delayed - 1)
+        ranks = len(snapshot.running)
+        others = self._usual * max(1.0, ranks - 1, delayed - 1)
+        share = 1 - 1 / ranks
+        spared = self._flow.lengthened * share * share
+        bound = min(max(others, spared), _LONGER * others)
         return oldest > 0 < bound <= self._total - self._held[0][1]
 
     def _account(self, snapshot: Snapshot) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * SECONDS
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
+        decoding, prefilled = sum(snapshot.decoding), sum(snapshot.prefill_tokens)
+        decode = self._decode.value or None
+        self._flow.observe(requests, decoding, prefilled, seconds, decode)
         if not seconds:  # the first step of a wave
             return
         self._now += seconds
         self._total += seconds * self._withheld
         self._held.append((self._now, self._total))
         saved = self._saved([n for n in snapshot.prefill_tokens if n], seconds)
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
         self._usual = usual = self._prefill.value or self._decode.value
         lost = self._delayed * min(seconds, usual)  # a pause is not the hold's fault
         gained = requests * (saved + _ALLOWED * seconds)
