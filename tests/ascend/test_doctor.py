@@ -29,7 +29,7 @@ def test_all_is_well_with_the_real_wheel(tmp_path, moe_model):
     command += ["--data-parallel-balance", "adaptive"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     lines = {x["what"]: x for x in json.loads(done.stdout)["lines"]}
-    assert [x for x in lines.values() if x["state"] != "ok"] == []
+    assert [x for x in lines.values() if x["state"] != "ok"] == [], done.stderr
     assert done.returncode == 0
     assert lines["balance"]["found"] == "adaptive: 2 ranks agree once per step"
     assert int(lines["requirements"]["found"].split()[1]) > 50
