@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.v1.core.sched.balance import watch
 
 from dp_loop import LoopEngine
 from dp_ranks import Ranks, loop_arguments
@@ -186,3 +188,15 @@ def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, sig
     if signals.keys() == {1}:
         assert "no answer from rank 1 (process ended or stopped)" in log
     assert not any(map(is_alive, pids.values()))
+
+
+def test_a_rank_is_watched_where_a_memory_file_is_refused(monkeypatch):
+    def refuse(name):
+        raise PermissionError(name)
+
+    looks = threading.Semaphore(0)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(watch, "end_if_orphaned", looks.release)
+    watch.RankWatch(timeout=1.0).start()
+    assert looks.acquire(timeout=60)
+    assert looks.acquire(timeout=60), "it goes on after it would have written"
