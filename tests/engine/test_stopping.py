@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 
 import psutil
 import pytest
 import requests
+from vllm.utils.network_utils import find_process_using_port
 
 from vllm_server import Server, direct, is_alive
 
@@ -128,6 +130,23 @@ def test_a_server_that_stops_leaves_nothing(
     )
     server.__enter__()  # `stopped_in` sees to its end
     print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
+
+
+@pytest.mark.parametrize("of_this_server", [True, False])
+def test_a_server_looks_for_strangers_on_its_port(of_this_server):
+    """Not for its own ranks: it asked for the command of one that had just ended."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        other = subprocess.Popen(
+            ["sleep", str(HANG_S)],
+            pass_fds=[listener.fileno()],
+            start_new_session=not of_this_server,
+        )
+        try:
+            found = find_process_using_port(listener.getsockname()[1])
+        finally:
+            other.kill()
+            other.wait()
+    assert (found and found.pid) == (None if of_this_server else other.pid)
 
 
 def stopped_in(server, stop):

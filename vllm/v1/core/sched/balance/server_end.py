@@ -6,7 +6,9 @@ Upstream kills its engines at once when it is told to stop, and then takes down 
 task that would have told the waiting requests. If no rank has answered them in between,
 uvicorn waits without limit for streams that nobody feeds any more. It also notices
 neither that the coordinator has ended, nor, in an API server that is not the first
-process, that the first one has. And it exits with 0, so that nobody restarts it.
+process, that the first one has. And it exits with 0, so that nobody restarts it; with 1
+where it was told to stop, if one of its forked ranks ends while it looks who else has
+the port.
 
 All of this is so with balance off, too, and so it is mended there.
 """
@@ -79,6 +81,17 @@ async def _watch(llm: "AsyncLLM") -> None:
     # Some client neither reads nor finishes its request.
     logger.warning("Data parallel balance: the last clients are cut off.")
     os._exit(status)
+
+
+def is_of_this_server(pid: int) -> bool:
+    """Whether the process is one of this server's, which fork may have left its socket.
+
+    It ends together with this one, so that nobody can say more about it.
+    """
+    try:
+        return os.getpgid(pid) == os.getpgrp()
+    except ProcessLookupError:
+        return True
 
 
 def _is_served() -> bool:
