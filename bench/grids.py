@@ -310,7 +310,7 @@ def agents() -> Iterator[Cell]:
     for per_rank, shared in ((2, 0), (4, 0), (8, 0), (4, 15_000)):
         labels = {"role": "both", "of": "agents", "ranks": 8, "load": per_rank * 8}
         labels |= {"shared": shared}
-        yield Cell(labels, of_agents(per_rank, shared), ON_AGENTS)
+        yield Cell(labels, of_agents(per_rank, shared), ON_AGENTS, (0, 1, 2))
     for role, window, preset, ranks in (
         ("decode", Window(*MOONCAKE, 1200, 1500), "a3-dp16-tp1", 16),
         ("decode", Window(*MOONCAKE, 1200, 1500), "a3-dp4-tp4", 4),

@@ -37,7 +37,7 @@ REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
     "waiting_cost",
 }
-RECORDED = {"a trace": "9aa6e81692c9e643", "long prompts": "b1205ac84d45f51b"}
+RECORDED = {"a trace": "17283d1c3b639e75", "long prompts": "b1205ac84d45f51b"}
 
 
 class Recording:

@@ -71,7 +71,7 @@ _BUCKETS: dict[str, tuple[float, ...]] = {
 
 _WARNINGS = {
     BOUND_REACHED: "has held a request for as long as it may, and lets all ranks "
-    "schedule one step as if it were off",
+    "schedule as if it were off until its turn has come",
     LOSING: "held requests for longer than that has saved, and lets all ranks "
     "schedule as if it were off for a while",
 }

@@ -46,13 +46,6 @@ class Flow:
             return 1.0
         return max(1.0, self._seconds / self._decode_seconds)
 
-    @property
-    def lengthened(self) -> float:
-        """Seconds that prefills add to an answer; 0 while decodes are unknown."""
-        if not self._decode_seconds:
-            return 0.0
-        return max(0.0, self._seconds - self._decode_seconds)
-
     def observe(
         self,
         requests: int,

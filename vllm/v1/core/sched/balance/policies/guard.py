@@ -7,7 +7,6 @@ from collections import deque
 
 from .cost import whole_step
 from .decision import Decision, Learned, Policy
-from .flow import Flow
 from .rows import SECONDS, Snapshot
 
 BOUND_REACHED = "hold_bound"
@@ -17,8 +16,10 @@ LOSING = "losing"
 _ALLOWED = 0.01
 """Share of everybody's time that holds may cost without saving it: what a mean may lose
 in a world that was not foreseen."""
-_LONGER = 3
-"""Times as long as others' prefills that a hold may last at most."""
+_PREFILLS = 3
+"""Of each other rank that a request may be held for."""
+_OF_WAIT = 1 / 3
+"""Share of the time since it became pending for which a request may be held."""
 _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
 
@@ -26,36 +27,27 @@ _RECENT = 31
 class Guard:
     """A policy whose holds are bounded, whatever it has learned.
 
-    **Nobody is held longer** than the prefills of all other ranks, or of all others
-    whom the hold delays, would take one after another; up to three times as long where
-    holds can spare an answer that. **All holds together** take from those whom they
-    delay at most the person-seconds that releases saved everybody in the ranks, 1 % of
-    everybody's time, and a first credit: of all ranks' prefills.
-
-    What holds can spare an answer is what other ranks' prefills add to it, less one
-    rank's share: those remain if all of them prefill together.
+    **Nobody is held longer** than three prefills of each other rank, or one of each
+    other request that the hold delays, would take one after another; or, if that is
+    more, than a third of the time since it became pending. **All holds together**
+    take from those whom they delay at most the person-seconds that releases saved
+    everybody in the ranks, 1 % of everybody's time, and a first credit: of all ranks'
+    prefills.
 
     Held is what was withheld since a request became pending: of a step with a budget
-    the share of a whole one that it lacks. Who then waits for prompts before it in an
-    open step is held anew after that.
+    the share of a whole one that it lacks.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._decode, self._prefill, self._lone_rate = _Median(), _Median(), _Median()
-        self._flow = Flow()
         self._usual = 0.0
         """Seconds of a recent step with a prefill; of any, if there was none."""
         self._credit = math.inf
         """Person-seconds that holds may still take."""
-        self._losing = False
         self._now = self._total = 0.0
         """Seconds so far, and those that were withheld."""
-        self._withheld = self._delayed = 0.0
-        """What the last decision kept back of a step, and from how many requests."""
-        self._held = deque([(0.0, 0.0)])
-        """`_now` and `_total` after each step that a pending request has seen since all
-        were open."""
+        self.reset()
 
     @property
     def learned(self) -> Learned | None:
@@ -65,9 +57,10 @@ class Guard:
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
         self._policy.reset()
-        self._flow.reset()
         self._withheld = self._delayed = 0.0
+        """What the last decision kept back of a step, and from how many requests."""
         self._held = deque([(self._now, self._total)])
+        """`_now` and `_total` after each step that a pending request has seen."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The policy's decision, which sees every snapshot; or a release."""
@@ -76,10 +69,8 @@ class Guard:
         delayed = _delayed(snapshot)
         if self._is_held_too_long(snapshot, delayed):
             decision = decision.opened(BOUND_REACHED)
-        elif self._losing:
+        elif self._credit < 0:
             decision = decision.opened(LOSING)
-        if decision.prefill_budget is None:
-            self._held = deque([(self._now, self._total)])
         self._delayed = 0.0 if decision.admit else delayed
         self._withheld = _withheld(decision, snapshot)
         return decision
@@ -88,22 +79,16 @@ class Guard:
         oldest = max(snapshot.pending_age_us) * SECONDS
         while len(self._held) > 1 and self._held[1][0] <= self._now - oldest:
             self._held.popleft()
-        ranks = len(snapshot.running)
-        others = self._usual * max(1.0, ranks - 1, delayed - 1)
-        share = 1 - 1 / ranks
-        spared = self._flow.lengthened * share * share
-        bound = min(max(others, spared), _LONGER * others)
-        return oldest > 0 < bound <= self._total - self._held[0][1]
+        others = max(_PREFILLS * (len(snapshot.running) - 1), delayed - 1)
+        bound = max(self._usual * others, _OF_WAIT * oldest)
+        return 0 < bound <= self._total - self._held[0][1]
 
     def _account(self, snapshot: Snapshot) -> None:
         """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * SECONDS
-        requests = sum(snapshot.running) + sum(snapshot.waiting)
-        decoding, prefilled = sum(snapshot.decoding), sum(snapshot.prefill_tokens)
-        decode = self._decode.value or None
-        self._flow.observe(requests, decoding, prefilled, seconds, decode)
         if not seconds:  # the first step of a wave
             return
+        requests = sum(snapshot.running) + sum(snapshot.waiting)
         self._now += seconds
         self._total += seconds * self._withheld
         self._held.append((self._now, self._total))
@@ -113,8 +98,6 @@ class Guard:
         gained = requests * (saved + _ALLOWED * seconds)
         most = len(snapshot.running) * usual * requests
         self._credit = max(-most, min(self._credit + gained - lost, most))
-        if self._credit:
-            self._losing = self._credit < 0
 
     def _saved(self, tokens: list[int], seconds: float) -> float:
         """Seconds that the ranks' prompts would have taken more, one after another.
