@@ -35,7 +35,7 @@ def test_who_pays_in_many_worlds():
     A tenant whose answers are a token or two gains nothing from any hold.
     """
     paid = [who for seed in ALL for who in judge(seed)]
-    assert paid.count("others") <= 0.08 * len(ALL)
+    assert paid.count("others") <= 0.05 * len(ALL)
     assert paid.count("tenant") <= 0.2 * len(ALL)
 
 
