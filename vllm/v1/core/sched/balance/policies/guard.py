@@ -14,8 +14,7 @@ BOUND_REACHED = "hold_bound"
 LOSING = "losing"
 """The reason while holds have cost more than they may."""
 _ALLOWED = 0.01
-"""Share of everybody's time that holds may cost without saving it: what a mean may lose
-in a world that was not foreseen."""
+"""Share of everybody's time that holds may cost without saving it."""
 _PREFILLS = 3
 """Of each other rank that a request may be held for."""
 _OF_WAIT = 1 / 3
@@ -31,8 +30,7 @@ class Guard:
     other request that the hold delays, would take one after another; or, if that is
     more, than a third of the time since it became pending. **All holds together**
     take from those whom they delay at most the person-seconds that releases saved
-    everybody in the ranks, 1 % of everybody's time, and a first credit: of all ranks'
-    prefills.
+    everybody in the ranks, 1 % of everybody's time, and once a prefill of each rank.
 
     Held is what was withheld since a request became pending: of a step with a budget
     the share of a whole one that it lacks.
@@ -92,6 +90,8 @@ class Guard:
         self._now += seconds
         self._total += seconds * self._withheld
         self._held.append((self._now, self._total))
+        if len(self._held) > 4096:  # who waits so long need not be known to a step
+            self._held = deque([*self._held][::2])
         saved = self._saved([n for n in snapshot.prefill_tokens if n], seconds)
         self._usual = usual = self._prefill.value or self._decode.value
         lost = self._delayed * min(seconds, usual)  # a pause is not the hold's fault
