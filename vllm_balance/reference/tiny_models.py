@@ -3,7 +3,9 @@
     python -m vllm_balance.reference.tiny_models --out DIR [--model NAME]
 
 ``moe`` is a mixture of experts, ``dense`` is none. ``deepseek`` is a mixture of experts
-with a layer for MTP; ``eagle3`` and ``draft`` draft for it, too.
+with a layer for MTP; ``eagle3`` and ``draft`` draft for it, too. ``large`` is a mixture
+of experts whose prompts really take time on a CPU core: 130 million parameters unless
+options say otherwise. It is made only by its name.
 
 The weights are float32 and seeded: equal versions of torch, transformers and
 tokenizers write equal bytes. Scales are chosen so that greedy text keeps changing and
@@ -12,6 +14,7 @@ the best token leads clearly, which makes two implementations comparable token b
 
 import argparse
 import copy
+import inspect
 import sys
 import tempfile
 from collections.abc import Callable
@@ -79,6 +82,65 @@ def make_dense(vocabulary: int) -> torch.nn.Module:
     """A dense Qwen3 of 2 layers."""
     config = transformers.Qwen3Config(vocab_size=vocabulary, **SHAPE)
     return randomised(transformers.Qwen3ForCausalLM(config))
+
+
+HEAD, HEADS, EXPERTS_OF_TOKEN = 64, 4, 2
+"""Size of a head, query heads that share one of keys, and experts that a token uses."""
+
+
+def make_large(
+    vocabulary: int,
+    hidden: int = 1024,
+    layers: int = 6,
+    dense_layers: int = 3,
+    experts: int = 8,
+) -> torch.nn.Module:
+    """A Qwen3 mixture of experts whose prompts take time on a CPU core.
+
+    Args:
+        vocabulary: how many tokens it knows.
+        hidden: size of a hidden state.
+        layers: all of them.
+        dense_layers: those without experts, spread evenly. A rank computes them for its
+            own prompts, and all ranks share the others' experts: a token costs them
+            half of what it costs a dense layer.
+        experts: of each other layer.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    unit = HEADS * HEAD
+    if hidden < unit or hidden % unit:
+        raise ValueError(f"--hidden {hidden}: give a multiple of {unit}")
+    if not 0 <= dense_layers < layers:
+        raise ValueError(
+            f"--dense-layers {dense_layers}: expected 0 or more, and fewer than the "
+            f"{layers} of --layers: one has experts"
+        )
+    if experts < EXPERTS_OF_TOKEN:
+        raise ValueError(
+            f"--experts {experts}: give {EXPERTS_OF_TOKEN} or more, as a token uses"
+        )
+    shape = SHAPE | {
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD,
+        "num_key_value_heads": hidden // unit,
+        "head_dim": HEAD,
+        "max_position_embeddings": 8192,
+    }
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        moe_intermediate_size=hidden,
+        num_experts=experts,
+        num_experts_per_tok=EXPERTS_OF_TOKEN,
+        decoder_sparse_step=1,
+        mlp_only_layers=[n * layers // dense_layers for n in range(dense_layers)],
+        norm_topk_prob=True,
+        **shape,
+    )
+    return randomised(transformers.Qwen3MoeForCausalLM(config))
 
 
 FORESIGHT = 0.25
@@ -211,13 +273,15 @@ def _with_ends_of(target: torch.nn.Module, model: torch.nn.Module) -> torch.nn.M
     return model
 
 
-MODELS: dict[str, Callable[[int], torch.nn.Module]] = {
+MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "moe": make_moe,
     "dense": make_dense,
     "deepseek": make_deepseek,
     "eagle3": make_eagle3,
     "draft": make_draft,
+    "large": make_large,
 }
+TINY = [name for name in MODELS if name != "large"]
 
 
 def randomised(model: torch.nn.Module) -> torch.nn.Module:
@@ -240,11 +304,12 @@ def randomised(model: torch.nn.Module) -> torch.nn.Module:
 GAIN = 2.0
 
 
-def make(name: str, out: Path) -> Path:
-    """Make model ``name`` in ``out / name``.
+def make(name: str, out: Path, **sizes: int) -> Path:
+    """Make model ``name`` in ``out / name``; ``sizes`` are those of `make_large`.
 
     Raises:
         FileExistsError: that folder exists.
+        ValueError: There is no model of these sizes.
     """
     folder = out / name
     if folder.exists():
@@ -256,7 +321,7 @@ def make(name: str, out: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as temporary:
         new = Path(temporary) / name
         tokenizer = make_tokenizer()
-        model = MODELS[name](len(tokenizer))
+        model = MODELS[name](len(tokenizer), **sizes)
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
         new.rename(folder)
@@ -268,12 +333,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="parent folder")
     parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
+    of_large = parser.add_argument_group("sizes of large")
+    for each in [*inspect.signature(make_large).parameters.values()][1:]:
+        option, text = f"--{each.name.replace('_', '-')}", f"default: {each.default}"
+        of_large.add_argument(option, type=int, default=argparse.SUPPRESS, help=text)
     arguments = parser.parse_args()
-    names = list(MODELS) if arguments.model == "all" else [arguments.model]
+    sizes = {k: n for k, n in vars(arguments).items() if k not in ("out", "model")}
+    if sizes and arguments.model != "large":
+        parser.error("sizes are of --model large alone")
+    names = TINY if arguments.model == "all" else [arguments.model]
     try:
         for name in names:
-            print(make(name, arguments.out))
-    except OSError as error:
+            print(make(name, arguments.out, **sizes))
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
