@@ -102,6 +102,10 @@ def test_lists_every_package_with_its_licence(podman, image):
     assert bom["bomFormat"] == "CycloneDX"
     named = {part["name"]: part["version"] for part in bom["components"]}
     assert named == installed
+    (vllm,) = [part for part in bom["components"] if part["name"] == "vllm"]
+    assert vllm["purl"].startswith("pkg:pypi/vllm@")
+    assert [file["name"] for file in vllm["pedigree"]["ancestors"]] == ["vllm"]
+    assert vllm["pedigree"]["patches"]
     folders = set(podman.output(image, "ls", f"{SHARE}/licences").splitlines())
     without = podman.output(image, "cat", f"{SHARE}/licences/without-text.txt")
     names = {line.split()[0] for line in without.splitlines()}

@@ -8,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.distribution import Choice
@@ -15,6 +17,7 @@ from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
+from balance_tools.wheel.bill import BILL
 from conftest import ASCEND, VERSION, Build
 
 EVERY = [Choice(), *ASCEND]
@@ -191,3 +194,34 @@ def test_record_says_what_the_wheel_was_built_from(choice, archive, paths):
         assert record["series_sha256"][package] == series_sha256(paths.root, package)
     assert record["wheel"] == Path(archive.filename or "").name
     assert record["target"] == choice.target
+
+
+def test_the_bill_names_what_the_wheel_is_made_from(choice, archive, paths):
+    """Each file of the lock with its hash, and every patch, whole."""
+    version = parse_wheel_filename(Path(archive.filename or "").name)[1]
+    text = archive.read(f"vllm-{version}.dist-info/sboms/{BILL}").decode()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill, lock = json.loads(text), load_lock(paths.lock)
+    assert "timestamp" not in bill["metadata"]
+    assert bill["metadata"]["component"]["version"] == str(version)
+    parts = {part["name"]: part for part in bill["components"]}
+    assert parts.pop("vllm-balance")["version"] == str(version)
+    assert set(parts) == {lock.packages[name].project for name in packages(choice)}
+    for package in packages(choice):
+        sdist = lock.packages[package]
+        part = parts[sdist.project]
+        assert part["purl"].startswith(f"pkg:pypi/{sdist.project}@{sdist.version}%2B")
+        (origin,) = part["pedigree"]["ancestors"]
+        assert origin["version"] == sdist.version
+        assert [h["content"] for h in origin["hashes"]] == [sdist.sha256]
+        patches = {
+            patch["resolves"][0]["name"]: patch["diff"]["text"]["content"].encode()
+            for patch in part["pedigree"]["patches"]
+        }
+        series = load_series(paths.patches(package)).patches
+        assert patches == {patch.name: patch.raw for patch in series}
+    if choice.target == "ascend":
+        (kernels,) = parts["vllm-ascend"]["components"]
+        wheel = lock.kernel_wheel(choice.python, choice.arch)
+        assert [h["content"] for h in kernels["hashes"]] == [wheel.sha256]
+        assert "LicenseRef-CANN" in str(kernels["licenses"])

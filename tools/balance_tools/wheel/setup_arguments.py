@@ -1,8 +1,9 @@
 """How setuptools is told what to build; setup.py at the root calls it.
 
 setuptools copies the packages and writes the metadata. What it cannot do is added when
-the content of the wheel is complete: kernels, further dist-infos, the build record,
-upstream's licences, and modes and times that do not depend on the machine.
+the content of the wheel is complete: kernels, further dist-infos, the build record, the
+bill of materials, upstream's licences, and modes and times that do not depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from setuptools import Distribution
 from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
+from balance_tools.wheel.bill import BILL, FOLDER, bill_of, text_of
 from balance_tools.wheel.build_record import build_record
 from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
@@ -90,9 +92,11 @@ def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
             self, wheelfile_base: str, generator: str = "vllm-balance"
         ) -> None:
             super().write_wheelfile(wheelfile_base, generator)
-            wheel_root = Path(wheelfile_base).parent
+            dist_info = Path(wheelfile_base)
+            wheel_root = dist_info.parent
             # An editable install comes here too; its wheel has no packages.
             if (wheel_root / OURS).is_dir():
+                add_bill(plan, dist_info)
                 complete(plan, wheel_root, self.data_dir)
 
     return BalanceWheel
@@ -111,6 +115,13 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     metadata.write_text(headers + separator + body, encoding="utf-8")
+
+
+def add_bill(plan: WheelPlan, dist_info: Path) -> None:
+    """Write the bill of materials into a dist-info."""
+    folder = dist_info / FOLDER
+    folder.mkdir()
+    (folder / BILL).write_text(text_of(bill_of(plan)), encoding="utf-8")
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:

@@ -1,0 +1,47 @@
+"""Writes what the bill in the installed wheel says into the bill of the image.
+
+bill.py BILL: in BILL, which lists the installed packages, those that the wheel carries
+get their address, origin, patches and kernels. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+WHEEL = "vllm"
+BILL = "vllm.cdx.json"
+SAID_BY_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
+
+
+def main(path: Path) -> None:
+    """Complete the bill at `path`."""
+    carried = {part["name"]: part for part in document(BILL)["components"]}
+    bill = json.loads(path.read_text(encoding="utf-8"))
+    for part in bill["components"]:
+        said = carried.pop(part["name"].lower().replace("_", "-"), {})
+        part.update({key: said[key] for key in SAID_BY_THE_WHEEL if key in said})
+    if carried:
+        sys.exit(
+            f"error: {path}: expected the packages of the wheel, found no "
+            f"{', '.join(carried)}; list the environment that the wheel is in"
+        )
+    path.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
+
+
+def document(name: str) -> Any:
+    """A document of CycloneDX in the installed wheel."""
+    text = distribution(WHEEL).read_text(f"sboms/{name}")
+    if text is None:
+        sys.exit(
+            f"error: {WHEEL}: expected {name} in the installed wheel, found none; "
+            "install a wheel of this project"
+        )
+    return json.loads(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
