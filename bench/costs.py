@@ -40,7 +40,7 @@ from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.policies import create_policy
 from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.request import RequestStatus
@@ -78,8 +78,6 @@ def busy_rows(ranks: int, rng: random.Random) -> list[Row]:
             pending_tokens=pending * rng.randint(50, 3000),
             prefill_tokens=rng.randrange(4096) if prefills else 0,
             step_time_us=900_000 if prefills else 45_000,
-            max_running=32,
-            max_tokens=4096,
             pending_age_us=rng.randrange(3_000_000) if pending else 0,
             pending_attended=pending * rng.randint(1250, 4_500_000),
             prefill_attended=rng.randrange(8_000_000) if prefills else 0,
@@ -96,7 +94,10 @@ def decision() -> dict[str, Times]:
     found = {}
     for ranks in (4, 16, 64, 1024):
         rng = random.Random(1)
-        snapshots = [Snapshot.from_rows(busy_rows(ranks, rng)) for _ in range(64)]
+        limits = [Limits(32, 4096)] * ranks
+        snapshots = [
+            Snapshot.from_rows(busy_rows(ranks, rng), limits) for _ in range(64)
+        ]
         policy = create_policy("adaptive")
         for snapshot in snapshots:
             policy.decide(snapshot)
@@ -309,10 +310,11 @@ def _rank(rank: int, ranks: int, folder: str) -> dict[str, list[tuple[float, flo
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     group = dist.distributed_c10d._get_default_group()
     rows = RowExchange(timeout=60.0)
+    rows.join(group, Limits(32, 4096), lambda: None)
     row = Row(**dict.fromkeys(Row._fields, 1))
     number = torch.ones(1, dtype=torch.int32)
     actions: dict[str, Callable[[int], object]] = {
-        "rows": lambda step: rows.gather(row._replace(step=step), group, lambda: None),
+        "rows": lambda step: rows.gather(row._replace(step=step)),
         "one number, upstream's": lambda step: dist.all_reduce(number, group=group),
     }
     rng = random.Random(rank)

@@ -16,7 +16,7 @@ import simulated  # noqa: F401  before vllm
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from vllm.v1.core.sched.balance.policies.adaptive import Adaptive
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,9 +28,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
     prompts a second more, and each prompt is half of one.
     """
     policy = Adaptive()
-    row = Row(*[0] * len(Row._fields))._replace(
-        running=32, decoding=32, max_running=64, max_tokens=8192
-    )
+    row = Row(*[0] * len(Row._fields))._replace(running=32, decoding=32)
     times, rents, wastes, came = [], [], [], [0.5, 1.5, 2.5]
     for number in range(-600, 200):
         now, learning = number * step, number < 0 and number % 20 == 0
@@ -41,7 +39,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
         for rank, age in enumerate(ages):
             waits = {"waiting": 1, "pending": 1, "pending_tokens": 4096}
             rows[rank] = rows[rank]._replace(**waits, pending_age_us=int(1e6 * age))
-        snapshot = Snapshot.from_rows(rows)
+        snapshot = Snapshot.from_rows(rows, [Limits(64, 8192)] * 4)
         cost, decision = policy.learned and policy.learned.cost, policy.decide(snapshot)
         if cost is not None and ages and not decision.admit:
             requests = sum(snapshot.running) + sum(snapshot.waiting)

@@ -129,6 +129,7 @@ class Leaving:
         if work is None or work.ended:
             return
         if work in rank._running:  # preempted, as at the start of the next step
+            rank._ended += work is not rank._partial
             rank._running.remove(work)
             rank._running.append(work)
             rank._step += 1

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.metrics import BalanceStats
 from vllm.v1.core.sched.balance.policies import create_policy
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
@@ -111,13 +111,17 @@ class OtherRank:
 
     def __init__(self, **fields):
         self.fields = fields
+        self.limits = [Limits(4, 64)] * 2
+
+    def join(self, group, limits, tell_clients):
+        self.limits = [limits, limits]
 
     def begin_step(self):
         """This rank has work."""
 
-    def gather(self, row, group, tell_clients):
+    def gather(self, row):
         self.row = row
-        return Snapshot.from_rows([row, row._replace(**self.fields)])
+        return Snapshot.from_rows([row, row._replace(**self.fields)], self.limits)
 
     def rest(self, wave, step):
         """The wave has ended."""

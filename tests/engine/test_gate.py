@@ -13,7 +13,7 @@ from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
@@ -30,6 +30,7 @@ from schedulers import (
     make_request,
     make_scheduler,
     pristine_module,
+    row_of,
     step,
     steps_of,
 )
@@ -80,6 +81,23 @@ def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
     assert [r.request_id for r in scheduler.waiting] == ["late"]
     scheduler.balance_gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
+
+
+def test_a_row_says_how_many_of_those_that_decoded_have_ended(config):
+    """Not who was preempted; who leaves has, unless it had never begun."""
+    scheduler = make_scheduler(config, num_blocks=10)
+    for name, output in (("a", 5), ("b", 60), ("c", 60), ("d", 60)):
+        scheduler.add_request(make_request(name, 30, output))
+    ended, preempted = [], 0
+    while "a" in scheduler.requests or not preempted:
+        preempted += len(step(scheduler).preempted_req_ids or ())
+        ended.append(row_of(scheduler).ended)
+    assert ended.count(1) == sum(ended) == 1
+    waiting = next(iter(scheduler.waiting)).request_id
+    decoding = scheduler.running[0].request_id
+    for name in (waiting, decoding):
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    assert row_of(scheduler).ended == 1
 
 
 def test_the_end_of_a_wave_clears_the_state(scheduler):
@@ -203,7 +221,9 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
     logger = PrometheusStatLogger(config, [0, 1])
     gate = scheduler.balance_gate
     full = Row(*[1] * len(Row._fields))._replace(prefill_tokens=5)
-    gate.stats.observe_step(HOLD, Snapshot.from_rows([full, full]), 0.001)
+    gate.stats.observe_step(
+        HOLD, Snapshot.from_rows([full, full], [Limits(4, 64)] * 2), 0.001
+    )
     gate.stats.observe_held_step()
     stats = SchedulerStats(dp_balance_stats=gate.take_stats())
     assert not gate.take_stats()["decisions"], "each report is sent once"

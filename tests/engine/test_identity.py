@@ -8,7 +8,7 @@ from pathlib import Path
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.v1.core.sched.balance import group as balance_group
 from vllm.v1.core.sched.balance.group import RowExchange, identity_of
-from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row
 
 from schedulers import engine_config
 from vllm_server import free_port
@@ -65,9 +65,14 @@ def run_rank(rank, port, identity, answers):
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", port, rank, 2, "gloo"
     )
+    if identity is None:
+        answers.put((rank, None))
+        return
     exchange = RowExchange(20.0, identity)
     try:
-        answers.put((rank, exchange.gather(ROW, group, print).running))
+        exchange.join(group, Limits(8 + rank, 64), print)
+        snapshot = exchange.gather(ROW)
+        answers.put((rank, snapshot.running + snapshot.max_running))
     except RuntimeError as error:
         answers.put((rank, str(error)))
     exchange.close(None)
@@ -91,7 +96,7 @@ def exchange_once(identities):
 
 def test_ranks_compare_themselves():
     """As they do at the start, and in a new group of elastic expert parallelism."""
-    assert exchange_once([MINE, MINE]) == {0: (1, 1), 1: (1, 1)}
+    assert exchange_once([MINE, MINE]) == {0: (1, 1, 8, 9), 1: (1, 1, 8, 9)}
     found = exchange_once([MINE, OTHER])
     # Who looks first tells; the other may find that it has left.
     told = [

@@ -5,9 +5,9 @@ import json
 from vllm.v1.core.sched.balance.metrics import BalanceStats
 from vllm.v1.core.sched.balance.policies.cost import StepCost
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Learned
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 
-ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))])
+ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))], [Limits(4, 64)])
 LOAD = {"unprefilled_tokens": 5, "context_tokens": 7, "held_requests": 1}
 COST = StepCost(decode=0.04, fixed=0.01, own=0.9, shared=0.2, padding=0.1)
 

@@ -8,10 +8,13 @@ from vllm.v1.core.sched.balance.policies import OPEN
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 
-def ranks(decoding, pending, tokens=100, in_prompt=0, prefilled=0, milliseconds=50):
+def ranks(
+    decoding, pending, tokens=100, in_prompt=0, prefilled=0, milliseconds=50, ended=0
+):
     """Rows of ranks with steps of 1,000 tokens, each prompt with so many."""
     columns = dict.fromkeys(Snapshot._fields, (0,) * len(decoding))
     columns |= {"decoding": decoding, "pending": pending}
+    columns["ended"] = (ended, *columns["ended"][1:])
     columns["running"] = tuple(each + in_prompt for each in decoding)
     columns["pending_tokens"] = tuple(each * tokens for each in pending)
     for name, value in (
@@ -56,7 +59,7 @@ def test_the_cycle_begins_with_more_the_longer_prefills_take():
         assert rule.decide(SOME) == HOLD, "nothing is known of decodes"
         for _ in range(100):
             rule.decide(ranks((50, 50), (0, 0)))
-            rule.decide(ranks((50, 49), (0, 0)))
+            rule.decide(ranks((50, 49), (0, 0), ended=1))
             prefill = ranks((50, 50), (0, 0), prefilled=1000, milliseconds=prefill_ms)
             rule.decide(prefill)
         begins.append(
@@ -73,7 +76,7 @@ def test_a_cycle_ends_with_what_was_pending_when_it_began():
     rule = ExhaustiveCycle()
     for _ in range(3):
         rule.decide(ranks((4, 4), (0, 0)))
-    wanted = ranks((1, 1), (9, 9))
+    wanted = ranks((1, 1), (9, 9), ended=6)
     assert rule.decide(wanted) == OPEN
     assert rule.decide(ranks((1, 1), (9, 9), prefilled=500)) == OPEN
     done = ranks((9, 9), (1, 1), prefilled=500)

@@ -1,19 +1,25 @@
 """Snapshots for the tests of the policies: by hand, at random, and from a model."""
 
-from balance.policies.rows import Row, Snapshot
+from collections import namedtuple
+
+from balance.policies.rows import Limits, Row, Snapshot
 from hypothesis import strategies as st
 
 SLOTS = 8
 MAX_TOKENS = 512
 
-NOTHING = Row(*[0] * len(Row._fields))
+FIELDS = Row._fields + Limits._fields
+NOTHING = namedtuple("Rank", FIELDS)(*[0] * len(FIELDS))
+"""A rank's row, and its limits."""
 IDLE = NOTHING._replace(
     step=1, step_time_us=40_000, max_running=SLOTS, max_tokens=MAX_TOKENS
 )
 
 
 def snapshot(rows):
-    return Snapshot.from_rows(rows)
+    rows, width = list(rows), len(Row._fields)
+    limits = [row[width:] for row in rows]
+    return Snapshot.from_rows([row[:width] for row in rows], limits)
 
 
 def running(count, pending=0, tokens=100, **fields):
@@ -35,6 +41,7 @@ def rows(draw):
     return IDLE._replace(
         running=count,
         decoding=draw(st.integers(0, count)),
+        ended=draw(st.integers(0, SLOTS)),
         waiting=pending + draw(st.integers(0, 5)),
         pending=pending,
         pending_tokens=draw(st.integers(pending, 4000)) if pending else 0,
@@ -67,6 +74,7 @@ class Ranks:
         self.seconds = 0.0
         self.prefilled = [0] * count
         self.held = [0] * count
+        self.ended = [0] * count
         self.running = [[] for _ in range(count)]  # output tokens left
         self.waiting = [[] for _ in range(count)]  # [prompt left, output, since]
 
@@ -86,6 +94,7 @@ class Ranks:
                     step=self.step,
                     running=len(running),
                     decoding=len(running),
+                    ended=self.ended[rank],
                     waiting=len(self.waiting[rank]),
                     pending=len(pending),
                     pending_tokens=sum(prompt for prompt, _, _ in pending),
@@ -112,7 +121,9 @@ class Ranks:
                     if not request[0]:
                         started.append(request)
             self.waiting[rank] = [r for r in self.waiting[rank] if r[0]]
-            self.running[rank] = [n - 1 for n in self.running[rank] if n > 1]
+            before = self.running[rank]
+            self.running[rank] = [n - 1 for n in before if n > 1]
+            self.ended[rank] = len(before) - len(self.running[rank])
             self.running[rank] += [output for _, output, _ in started]
             self.prefilled[rank] = budget - left if decision.admit else 0
             served = self.prefilled[rank] > 0 or not admissible

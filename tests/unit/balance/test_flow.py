@@ -7,11 +7,18 @@ DECODE = 0.04
 
 
 def observe(
-    decodes, decoding, prefilled=0, seconds=DECODE, decode=DECODE, requests=None
+    decodes,
+    decoding,
+    prefilled=0,
+    seconds=DECODE,
+    decode=DECODE,
+    requests=None,
+    ended=None,
 ):
-    """A step, after which all requests decode if nothing is said of them."""
+    """A step; all requests decode, and who is missing has ended, if nothing is said."""
     requests = decoding if requests is None else requests
-    decodes.observe(requests, decoding, prefilled, seconds, decode)
+    ended = max(0, decodes.decoding - decoding) if ended is None else ended
+    decodes.observe(requests, decoding, ended, prefilled, seconds, decode)
 
 
 def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
@@ -20,7 +27,7 @@ def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
     observe(decodes, 98)
     assert decodes.ending == pytest.approx(0.02)
     observe(decodes, 150, prefilled=900, seconds=0.5)
-    assert decodes.ending == pytest.approx(0.02), "some joined, so nothing is known"
+    assert decodes.ending == pytest.approx(0.02)
 
 
 def test_the_end_of_a_wave_is_not_taken_for_requests_that_end():
@@ -65,6 +72,17 @@ def test_short_answers_are_forgotten_once_none_ends_where_many_should():
     for _ in range(200):
         observe(decodes, 10)
     assert decodes.ending < 0.05
+
+
+def test_who_is_preempted_has_not_ended():
+    """Nor was it replaced: the queue is as long as before."""
+    flow = Flow()
+    for _ in range(50):
+        observe(flow, 10)
+        observe(flow, 9, requests=10, ended=0)
+        observe(flow, 10, prefilled=500, seconds=0.1)
+    assert flow.ending == 0.0
+    assert not flow.is_closed
 
 
 @pytest.mark.parametrize("closed", [True, False])

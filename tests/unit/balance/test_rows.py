@@ -1,10 +1,9 @@
 """The rows that the ranks exchange."""
 
 import pytest
-from balance.policies.rows import Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import IDLE, rows
+from snapshots import IDLE, rows, snapshot
 
 
 @given(
@@ -17,9 +16,9 @@ def test_rows_of_different_steps_are_refused(ranks, field, data):
     other = getattr(ranks[rank], field) + data.draw(st.integers(1, 99))
     ranks[rank] = ranks[rank]._replace(**{field: other})
     with pytest.raises(RuntimeError, match=f"rank {rank}: .*{field} {other}"):
-        Snapshot.from_rows(ranks)
+        snapshot(ranks)
 
 
 def test_rows_of_different_length_are_refused():
     with pytest.raises(ValueError, match="longer"):
-        Snapshot.from_rows([IDLE, (*IDLE, 0)])
+        snapshot([IDLE, (*IDLE, 0)])

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from vllm.v1.core.sched.balance.policies import Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Snapshot
 
 from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest
@@ -46,6 +46,8 @@ class Engine:
             UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
+        each = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._limits = [each] * limits.ranks
 
         def blocks() -> Blocks:
             if received:
@@ -108,7 +110,7 @@ class Engine:
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
         return Snapshot.from_rows(
-            [rank.measure(wave, step, now) for rank in self._ranks]
+            [rank.measure(wave, step, now) for rank in self._ranks], self._limits
         )
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:

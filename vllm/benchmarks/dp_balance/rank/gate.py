@@ -70,7 +70,7 @@ class GatedRank(Scheduler):
     def end_wave(self) -> None:
         """Forgets the decision, and steps without requests."""
         self.apply(OPEN)
-        self._last_row = None
+        self._last_row, self._ended = None, 0
         self._prefilled.clear()
         self._in_flight.clear()
 
@@ -91,19 +91,22 @@ class GatedRank(Scheduler):
             self._find_pending(now)
         age = now - self._pending_since if self._pending else 0.0
         prefilled, attended = self._prefilled[0]
+        running, decoding, waiting = self._queues
+        ended, self._ended = self._ended, 0
         return Row(
-            wave,
-            step,
-            *self._queues,
-            len(self._pending),
-            self._pending_tokens,
-            prefilled,
-            int((now - since) * 1e6),
-            self._max_running,
-            self._max_tokens,
-            int(age * 1e6),
-            self._pending_attended,
-            attended,
+            wave=wave,
+            step=step,
+            running=running,
+            decoding=decoding,
+            ended=ended,
+            waiting=waiting,
+            pending=len(self._pending),
+            pending_tokens=self._pending_tokens,
+            prefill_tokens=prefilled,
+            step_time_us=int((now - since) * 1e6),
+            pending_age_us=int(age * 1e6),
+            pending_attended=self._pending_attended,
+            prefill_attended=attended,
         )
 
     def _find_pending(self, now: float) -> None:

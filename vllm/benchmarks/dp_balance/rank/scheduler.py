@@ -79,6 +79,9 @@ class Scheduler:
         )
         self._complete: list[RankRequest] = []
         """Requests of which the step computes all that was left."""
+        self._async = async_scheduling
+        self._ended = 0
+        """Since the last row, of those that decoded then."""
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
         self._step = 0
@@ -270,6 +273,8 @@ class Scheduler:
         complete, self._complete = self._complete, []
         self._note_change()
         first = [work.request for work in complete if not work.num_output_tokens]
+        if not self._async:
+            self._ended += len(done)
         for work in complete:
             if work.request.output_len == work.num_output_tokens + 1:
                 work.ends = self._step
@@ -283,6 +288,8 @@ class Scheduler:
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
         outcome = self._in_flight.popleft()
+        if self._async:  # the row before it says that all of them decode
+            self._ended += len(outcome.done)
         for request in outcome.done:
             self._finish(request)
         return outcome

@@ -63,8 +63,7 @@ class ExhaustiveCycle:
             self._token_s = _mean(self._token_s, (seconds - self._decode_s) / most)
         elif not most and seconds and self._decoding:
             self._decode_s = _mean(self._decode_s, seconds)
-            ended = max(0, self._decoding - decoding) / self._decoding
-            self._ends = _mean(self._ends, ended)
+            self._ends = _mean(self._ends, sum(snapshot.ended) / self._decoding)
         self._decoding = decoding
 
     def _rate(self, k: int, slots: int, step: int, length: float, ranks: int) -> float:

@@ -34,8 +34,8 @@ from vllm.v1.core.sched.balance.policies.rows import Row
 from vllm.v1.core.sched.balance.reads import (
     SchedulerReads,
     keep_prefill_interval,
+    limits_of,
     load_of,
-    max_admitted,
     num_waiting,
     put_in_order,
 )
@@ -145,6 +145,8 @@ class BalanceGate:
     def _forget_steps(self) -> None:
         self._prefilled.clear()
         self._last_row: float | None = None
+        self._decoding: list[str] = []
+        """Names of those that decoded at the last row."""
 
     # Called by the engine core.
 
@@ -154,7 +156,14 @@ class BalanceGate:
         """Shows other processes from now on what this rank does."""
         self._exchange.start()
         if group is not None:
-            self._exchange.join(group, core._send_engine_dead)
+            self._join(group, core._send_engine_dead)
+
+    def _join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
+        # Elastic expert parallelism: new ranks have nothing to remember, so nobody may,
+        # or the ranks would decide differently.
+        self._exchange.join(group, limits_of(self._scheduler), tell_clients)
+        self._group, self.policy = group, self._new_policy()
+        self._forget_steps()
 
     def exchange_for(self, core: "DPEngineCoreProc") -> None:
         """Ends a step of the engine core's busy loop."""
@@ -187,12 +196,9 @@ class BalanceGate:
             self.reset()
             return
         if group is not self._group:
-            # Elastic expert parallelism: new ranks have nothing to remember, so
-            # nobody may, or the ranks would decide differently.
-            self._group, self.policy = group, self._new_policy()
-            self._forget_steps()
+            self._join(group, tell_clients)
         row = self.measure(wave, step, now)
-        snapshot = self._exchange.gather(row, group, tell_clients)
+        snapshot = self._exchange.gather(row)
         exchanged = time.monotonic()
         self.apply(self.policy.decide(snapshot))
         learned = self.policy.learned
@@ -214,21 +220,25 @@ class BalanceGate:
         last, self._last_row = self._last_row, now
         if self.held:
             self.stats.observe_held_step()
-        running = len(scheduler.running)
-        chunks = sum([request.is_prefill_chunk for request in scheduler.running])
+        unfinished = scheduler.requests
+        ended = sum([name not in unfinished for name in self._decoding])
+        self._decoding = [
+            request.request_id
+            for request in scheduler.running
+            if not request.is_prefill_chunk
+        ]
         age = now - self._pending_since if pending else 0.0
         return Row(
             wave=wave,
             step=step,
-            running=running,
-            decoding=running - chunks,
+            running=len(scheduler.running),
+            decoding=len(self._decoding),
+            ended=ended,
             waiting=num_waiting(scheduler),
             pending=len(pending),
             pending_tokens=sum(pending.values()),
             prefill_tokens=prefilled,
             step_time_us=0 if last is None else int((now - last) * 1e6),
-            max_running=max_admitted(scheduler),
-            max_tokens=scheduler.max_num_scheduled_tokens,
             pending_age_us=int(age * 1e6),
             pending_attended=attended,
             prefill_attended=prefill_attended,

@@ -3,7 +3,7 @@
 """The ranks as a group: what they must have in common, and one exchange per step."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.watch import RankWatch
 
 if TYPE_CHECKING:
@@ -50,11 +50,16 @@ def code_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def check_identity(group: dist.ProcessGroup, mine: str) -> None:
+def check_identity(
+    group: dist.ProcessGroup, mine: str, limits: Sequence[int] = ()
+) -> list[tuple[int, ...]]:
     """Tells the other ranks what this one is, and compares, in the store of the group.
 
     A rank for which nothing was chosen only tells it: others may differ, but if any of
     them balances, it finds that out.
+
+    Returns:
+        The limits of all ranks, where these compare.
 
     Raises:
         RuntimeError: a rank would decide differently, and in what; or one has not said
@@ -63,25 +68,26 @@ def check_identity(group: dist.ProcessGroup, mine: str) -> None:
     seconds = envs.VLLM_ENGINE_READY_TIMEOUT_S
     me, keys = group.rank(), [f"{rank}" for rank in range(group.size())]
     store = dist.PrefixStore("balance identity", group.get_group_store())
-    store.set(keys[me], mine)
+    store.set(keys[me], "\n".join([mine, *map(str, limits)]))
     if mine == _OFF:
-        return
+        return []
     try:
         store.wait(keys, timedelta(seconds=seconds))
-        identities = [said.decode() for said in store.multi_get(keys)]
+        said = [each.decode().split("\n") for each in store.multi_get(keys)]
     except RuntimeError as error:
         raise RuntimeError(
             f"Data parallel balance: rank {me} has waited {seconds:g} s at most for "
             "the others to say which policy they have. One has ended, which its log "
             "explains, or is of a vLLM without it; install the same wheel for all."
         ) from error
-    for rank, found in enumerate(identities):
+    for rank, (found, *_) in enumerate(said):
         if found != mine:
             raise RuntimeError(
                 f"Data parallel rank {rank} has {found}, rank {me} has {mine}. Such "
                 "ranks would wait for each other for ever; start all of them with the "
                 "same arguments and the same wheel."
             )
+    return [tuple(map(int, limits)) for _, *limits in said]
 
 
 def timeout_of(parallel_config: "ParallelConfig") -> float:
@@ -104,7 +110,7 @@ class RowExchange:
     def __init__(
         self,
         timeout: float,
-        identity: str | None = None,
+        identity: str = "",
         rank: int = 0,
         size: int = 1,
     ) -> None:
@@ -112,29 +118,32 @@ class RowExchange:
 
         Args:
             timeout: seconds to wait for the other ranks.
-            identity: None for ranks that are known to be equal.
+            identity: that of this rank, as `check_identity` compares them.
             rank: what to show until there is a group.
             size: the same.
         """
         self._timeout = timeout
         self._identity = identity
-        self._group: dist.ProcessGroup | None = None
         self._watch = RankWatch(timeout, rank, size)
 
     def start(self) -> None:
         """From now on this process shows what it does, and ends with its parent."""
         self._watch.start()
 
-    def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
-        """Follows this group from now on; all its ranks must.
+    def join(
+        self,
+        group: dist.ProcessGroup,
+        limits: Limits,
+        tell_clients: Callable[[], None],
+    ) -> None:
+        """Follows this group (gloo) from now on; all its ranks must.
 
         Raises:
             RuntimeError: a rank would decide differently, or has not come.
         """
         self._group = group
         self._watch.join(group, tell_clients)
-        if self._identity is not None:
-            check_identity(group, self._identity)
+        self._limits = check_identity(group, self._identity, limits)
         shape = group.size(), len(Row._fields)
         self._received = torch.empty(shape, dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
@@ -145,17 +154,14 @@ class RowExchange:
         if doing == "idle":  # after an exchange a step has begun already
             self._watch.show("model", wave, step)
 
-    def gather(
-        self, row: Row, group: dist.ProcessGroup, tell_clients: Callable[[], None]
-    ) -> Snapshot:
-        """Blocks until every rank of the group (gloo) has called it with its row.
+    def gather(self, row: Row) -> Snapshot:
+        """Blocks until every rank of the group has called it with its row.
 
         Raises:
             RuntimeError: a rank left the group or did not come in time, and which;
-                the rows do not match; or a rank would decide differently.
+                or the rows do not match.
         """
-        if group is not self._group:
-            self.join(group, tell_clients)
+        group = self._group
         self._watch.show("exchange", row.wave, row.step)
         self._sent.copy_(torch.tensor(row, dtype=torch.int64))
         try:
@@ -171,7 +177,7 @@ class RowExchange:
                 f"step {row.step} of wave {row.wave} failed on rank {group.rank()}, "
                 f"which waits {self._timeout:g} s at most."
             ) from error
-        snapshot = Snapshot.from_rows(self._received.tolist())
+        snapshot = Snapshot.from_rows(self._received.tolist(), self._limits)
         self._watch.show("model", row.wave, row.step)
         return snapshot
 

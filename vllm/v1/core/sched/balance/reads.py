@@ -17,6 +17,7 @@ from vllm.v1.core.sched.balance.pending import (
     Refusal,
 )
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
+from vllm.v1.core.sched.balance.policies.rows import Limits
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -238,6 +239,11 @@ def max_admitted(scheduler: "Scheduler") -> int:
     """
     limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
     return limit
+
+
+def limits_of(scheduler: "Scheduler") -> Limits:
+    """What other ranks must know of its configuration."""
+    return Limits(max_admitted(scheduler), scheduler.max_num_scheduled_tokens)
 
 
 def keep_prefill_interval(scheduler: "Scheduler") -> None:

@@ -159,6 +159,7 @@ class Adaptive:
         self._flow.observe(
             requests=_requests(snapshot),
             decoding=sum(snapshot.decoding),
+            ended=sum(snapshot.ended),
             prefilled=sum(prefills),
             seconds=seconds,
             decode=cost and cost.decode,

@@ -50,6 +50,7 @@ class Flow:
         self,
         requests: int,
         decoding: int,
+        ended: int,
         prefilled: int,
         seconds: float,
         decode: float | None,
@@ -59,6 +60,7 @@ class Flow:
         Args:
             requests: in all ranks after it.
             decoding: those of them that decode.
+            ended: those that decoded before it and are finished.
             prefilled: prompt tokens that all ranks scheduled in it.
             seconds: its duration; 0 if it is not known.
             decode: seconds of a step without prefill; None if they are not known.
@@ -66,8 +68,6 @@ class Flow:
         if self.decoding and not prefilled:
             # Each that should end forgets one, so that longer answers are learned, too.
             keep = 1 / (1 + self.decoding * self.ending / MEMORY)
-            # Without prefill nobody joins, so whoever is missing has ended.
-            ended = max(0, self.decoding - decoding)
             self._ended = self._ended * keep + ended
             self._decoded = self._decoded * keep + self.decoding
             # What came while others prefilled is seen in the step after it.

@@ -25,6 +25,9 @@ class Row(NamedTuple):
     """Requests in the running queue."""
     decoding: int
     """Those of them whose prompt is complete."""
+    ended: int
+    """Requests that decoded at the previous exchange and are finished. Those that were
+    preempted are not."""
     waiting: int
     """Requests in the waiting queues."""
     pending: int
@@ -36,10 +39,6 @@ class Row(NamedTuple):
     """Prompt tokens of the step that `step_time_us` measures."""
     step_time_us: int
     """Time since the previous exchange, in microseconds; 0 in the first step."""
-    max_running: int
-    """Limit of the running queue."""
-    max_tokens: int
-    """Limit of the tokens scheduled in one step."""
     pending_age_us: int
     """Time since the oldest of the pending requests became pending, in microseconds;
     0 without any."""
@@ -47,6 +46,15 @@ class Row(NamedTuple):
     """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
     prefill_attended: int
     """The same of the prompt tokens of the step that `step_time_us` measures."""
+
+
+class Limits(NamedTuple):
+    """What a rank says once to each new group. They may differ between ranks."""
+
+    max_running: int
+    """Requests in the running queue."""
+    max_tokens: int
+    """Tokens scheduled in one step."""
 
 
 if TYPE_CHECKING:
@@ -59,13 +67,14 @@ if TYPE_CHECKING:
         def __getattr__(self, field: str) -> Any: ...
 
 else:
-    _Columns = namedtuple("_Columns", Row._fields)
+    _Columns = namedtuple("_Columns", Row._fields + Limits._fields)
 
 
 class Snapshot(_Columns):
-    """The rows of all ranks, by column: each field has one value per rank.
+    """The rows and limits of all ranks, by column: each field has one value per rank.
 
-    A named tuple with the fields of `Row`, each a tuple of integers in rank order.
+    A named tuple with the fields of `Row`, then those of `Limits`, each a tuple of
+    integers in rank order.
     Immutable, and identical on every rank: whatever is computed from a snapshot
     alone is the same everywhere.
     """
@@ -73,14 +82,16 @@ class Snapshot(_Columns):
     __slots__ = ()
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Sequence[int]]) -> "Snapshot":
-        """Transposes rows in rank order, each with the fields of `Row`.
+    def from_rows(
+        cls, rows: Iterable[Sequence[int]], limits: Iterable[Sequence[int]]
+    ) -> "Snapshot":
+        """Transposes rows and limits, both in rank order.
 
         Raises:
             RuntimeError: the rows are of different steps or waves, so that the
                 collective calls of the ranks no longer match.
         """
-        snapshot = cls(*zip(*rows, strict=True))
+        snapshot = cls(*zip(*rows, strict=True), *zip(*limits, strict=True))
         if len(set(snapshot.step)) != 1 or len(set(snapshot.wave)) != 1:
             at = ", ".join(
                 f"rank {rank}: wave {wave} step {step}"
