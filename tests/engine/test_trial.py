@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.trial import command
 
+from vllm_balance.doctor import serve as serve_module
+from vllm_balance.doctor.plan import Plan
+from vllm_balance.doctor.serve import look
 from vllm_server import Server, free_port
 
 RANKS = 2
@@ -40,10 +46,14 @@ class Trial:
         self.folder = folder
         self.out = folder / "trial"
         self.port = free_port()
+        self.mark = str(self.port)
+        """A word of its servers' command lines."""
         self.model = model
         # Its server is `vllm` on PATH.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
+        # Of a service that logs in its own way; the trial needs vLLM's lines.
+        self._environment["VLLM_CONFIGURE_LOGGING"] = "0"
         # As on most company hosts; nobody listens there.
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
             self._environment[name] = "http://127.0.0.1:9"
@@ -68,9 +78,11 @@ class Trial:
         )
 
     @contextlib.contextmanager
-    def running(self, *more: str) -> "Iterator[subprocess.Popen[str]]":
+    def running(
+        self, *more: str, serve: "list[str]"
+    ) -> "Iterator[subprocess.Popen[str]]":
         with subprocess.Popen(
-            self.command(*more),
+            self.command(*more, serve=serve),
             cwd=self.folder,
             env=self._environment,
             stdout=subprocess.DEVNULL,
@@ -87,7 +99,7 @@ class Trial:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if str(self.port) in line and "serve" in line and "bench" not in line:
+                if self.mark in line and "serve" in line and "bench" not in line:
                     found.append(process)
         return found
 
@@ -115,8 +127,11 @@ def error_of(stderr: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
-    with trial.running(*LOAD) as process:
+def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
+    """With a server that its command has listen at a socket file, with TLS."""
+    trial.mark = str(trial.folder / "socket")
+    serve = [*SERVE, "--uds", trial.mark, *certificate]
+    with trial.running(*LOAD, serve=serve) as process:
         trial.wait_for("02-adaptive.server.log")
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=SECONDS)[1]
@@ -126,7 +141,7 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
     first = trial.out / "turns" / "01-off.json"
     kept = first.read_bytes()
 
-    with trial.running(*LOAD) as process:
+    with trial.running(*LOAD, serve=serve) as process:
         trial.wait_for("02-adaptive.steps", "Iteration(")
         for server in trial.servers():
             server.kill()
@@ -138,8 +153,9 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
     assert "1 finished turns are kept" in error
     assert trial.servers() == []
 
-    done = trial.run(*LOAD)
+    done = trial.run(*LOAD, serve=serve)
     assert done.returncode == 0, done.stderr
+    assert f"--uds {trial.mark}: the load goes to 127.0.0.1:" in done.stderr
     assert first.read_bytes() == kept
     report = json.loads((trial.out / "report" / "report.json").read_text())
     assert set(report["policies"]) == {"off", "adaptive"}
@@ -148,26 +164,81 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial):
     assert 0 < report["waiting_share"]["adaptive"] < 1
     for name in ("report.md", "report.json"):
         text = (trial.out / "report" / name).read_text()
-        for private in (str(trial.folder), "127.0.0.1", str(trial.port), "models"):
+        for private in (str(trial.folder), "127.0.0.1", "models"):
             assert private not in text
     assert "cannot be told apart by one turn each" in done.stdout
 
-    other = trial.run(*LOAD, "--request-rate", "3")
+    other = trial.run(*LOAD, "--request-rate", "3", serve=serve)
     assert "or the turns of another trial" in error_of(other.stderr)
 
 
+def test_a_command_that_is_none_is_refused(trial):
+    done = trial.run(*LOAD, serve=[*SERVE, "--no-such-option"])
+    assert done.returncode == 2, done.stderr
+    assert "unrecognized arguments: --no-such-option" in error_of(done.stderr)
+    assert not trial.out.exists()
+
+
+@pytest.fixture
+def certificate(tmp_path) -> list[str]:
+    """Options of TLS, with a certificate that nobody vouches for."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    key, cert = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=a -keyout {key}"
+    subprocess.run([*words.split(), "-out", cert], check=True, capture_output=True)
+    return ["--ssl-keyfile", key, "--ssl-certfile", cert]
+
+
+def planned(monkeypatch, model: Path, *serve: str) -> command.Ours:
+    """What a trial would start; the doctor's own process is this one."""
+    found = look(["serve", str(model), *SERVE, *serve])
+    monkeypatch.setattr(serve_module, "plan_of", lambda *_: (Plan(**found), []))
+    return command.planned(["vllm", "serve", "m", *serve], ["off", "cap"])
+
+
+def test_the_load_goes_to_where_the_command_listens(
+    monkeypatch, moe_model, certificate, tmp_path
+):
+    def url(*serve: str) -> str:
+        return planned(monkeypatch, moe_model, *serve).url
+
+    assert url() == "http://127.0.0.1:8000"
+    assert url("--host", "0.0.0.0", "--port", "7") == "http://127.0.0.1:7"
+    assert url("--host", "::1") == "http://[::1]:8000"
+    assert url(*certificate) == "https://127.0.0.1:8000"
+    (config := tmp_path / "a.yaml").write_text("port: 7\nhost: 127.0.0.2\n")
+    assert url("--config", str(config)) == "http://127.0.0.2:7"
+    config.write_text(f"uds: {tmp_path}/socket\nport: 0\n")
+    ours = planned(monkeypatch, moe_model, "--config", str(config))
+    found = look(["serve", str(moe_model), *SERVE, *ours.command[3:]])
+    assert (found["uds"], found["host"]) == ("", "127.0.0.1")
+    assert ours.url == f"http://127.0.0.1:{found['port']}"
+
+
 @pytest.mark.parametrize(
-    ("serve", "said"),
+    "option",
     [
-        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
-        (["--headless"], "headless"),
+        *("--headless", "--grpc", "--disable-log-stats", "--ssl-cert-reqs 2"),
+        "--port 0",
     ],
 )
-def test_a_command_that_would_void_the_comparison_is_refused(trial, serve, said):
-    done = trial.run(*LOAD, serve=[*SERVE, *serve])
-    assert done.returncode == 2, done.stderr
-    assert said in error_of(done.stderr)
-    assert not trial.out.exists()
+def test_a_server_that_cannot_be_asked_is_refused(monkeypatch, moe_model, option):
+    with pytest.raises(UsageError, match=option):
+        planned(monkeypatch, moe_model, *option.split())
+
+
+def test_what_a_server_could_not_listen_with_is_refused(moe_model, certificate):
+    model, (_, key, _, cert) = str(moe_model), certificate
+    for options, said in (
+        (["--port", "70000"], "--port 70000: above 65535"),
+        (["--ssl-keyfile", key], "--ssl-keyfile: give its --ssl-certfile"),
+        (["--ssl-certfile", "/a"], "--ssl-certfile /a: no such file"),
+        (["--ssl-certfile", cert, "--ssl-keyfile", cert], "cannot be used"),
+        ([*certificate, "--ssl-ca-certs", "/a"], "--ssl-ca-certs /a: no such file"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            look(["serve", model, *SERVE, *options])
 
 
 @pytest.mark.slow

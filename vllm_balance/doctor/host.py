@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -29,10 +30,17 @@ def shared_memory(machine: Machine) -> Said:
     """Through /dev/shm go the messages to workers, and collectives on one host."""
     mounts = machine.read("/proc/self/mounts")
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
+    is_real = machine.root == Path("/") and Path("/dev/shm").is_dir()
+    if (options and "ro" in options[-1].split(",")) or (
+        is_real and not os.access("/dev/shm", os.W_OK)
+    ):
+        do = "mount it so that this user can write to it"
+        yield Line("/dev/shm", "bad", "cannot be written to", "writable", do)
+        return
     size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1]) if options else None
     if size:
         megabytes = int(size[1]) * UNITS[size[2]] // MEGABYTE
-    elif machine.root == Path("/") and Path("/dev/shm").is_dir():
+    elif is_real:
         megabytes = shutil.disk_usage("/dev/shm").total // MEGABYTE
     else:
         yield Line("/dev/shm", "unknown", "no size in /proc/self/mounts")
@@ -148,7 +156,7 @@ def ports(machine: Machine) -> Said:
     found = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
     listening = {int(port, 16) for port in found}
     plan = machine.plan
-    wanted = {} if plan.headless else {plan.port: "--port"}
+    wanted = {} if plan.headless or plan.uds else {plan.port: "--port"}
     if plan.ranks > 1 and not plan.headless:
         wanted[plan.rpc_port] = "--data-parallel-rpc-port"
     if machine.is_for_npus:

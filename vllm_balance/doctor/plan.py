@@ -22,6 +22,9 @@ class Plan:
     model: str = ""
     host: str = ""
     is_https: bool = False
+    uds: str = ""
+    unasked: str = ""
+    """The option with which no client here can ask it, or see its figures."""
 
     @property
     def spans_hosts(self) -> bool:

@@ -6,8 +6,11 @@ own: vLLM and torch are imported there, which may fail.
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import re
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,7 +67,8 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Line]]
 
 def _lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     last = plan.first_rank + plan.local_ranks - 1
-    here = f"ranks {plan.first_rank} to {last} of {plan.ranks} on this host"
+    ranks = f"ranks {plan.first_rank} to {last}" if plan.local_ranks else "none"
+    here = f"{ranks} of {plan.ranks} on this host"
     yield Line("vllm serve", "ok", f"{plan.model}, {here}")
     does = f"{plan.policy}: {plan.ranks} ranks agree once per step"
     does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
@@ -115,6 +119,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     if getattr(args, "model_tag", None) is not None:
         args.model = args.model_tag
     serve.validate(args)
+    check_address(args)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
         UsageContext.OPENAI_API_SERVER, headless=args.headless
     )
@@ -126,6 +131,17 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     parallel = config.parallel_config
     ranks = parallel.data_parallel_size
     local = args.data_parallel_size_local
+    unasked = (
+        ("headless", args.headless),
+        ("grpc", args.grpc),
+        # Each rank has a port of its own.
+        (
+            "data-parallel-multi-port-external-lb",
+            args.data_parallel_multi_port_external_lb,
+        ),
+        ("ssl-cert-reqs 2", args.ssl_cert_reqs == ssl.CERT_REQUIRED),
+        ("disable-log-stats", args.disable_log_stats),
+    )
     return {
         "policy": parallel.data_parallel_balance,
         "ranks": ranks,
@@ -138,5 +154,41 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
         "address": args.data_parallel_address or "",
         "model": config.model_config.model,
         "host": args.host or "",
-        "is_https": bool(args.ssl_keyfile),
+        "is_https": is_https(args),
+        "uds": args.uds or "",
+        "unasked": next((f"--{name}" for name, is_given in unasked if is_given), ""),
     }
+
+
+def is_https(args: argparse.Namespace) -> bool:
+    """As uvicorn decides it."""
+    return bool(args.ssl_keyfile or args.ssl_certfile)
+
+
+def check_address(args: argparse.Namespace) -> None:
+    """What vLLM looks at only when it has loaded the model.
+
+    Raises:
+        ValueError: no such port can be, or a file of TLS cannot be used.
+    """
+    for option in ("port", "data_parallel_rpc_port"):
+        if (port := getattr(args, option)) and not 0 < port < 1 << 16:
+            raise ValueError(f"--{option.replace('_', '-')} {port}: above 65535")
+    names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+    given = {name: path for name in names if (path := getattr(args, name))}
+    for option, path in given.items():
+        if not os.access(path, os.R_OK):
+            has = "cannot be read" if os.path.lexists(path) else "no such file"
+            raise ValueError(f"--{option.replace('_', '-')} {path}: {has}")
+    if is_https(args) and "ssl_certfile" not in given:
+        raise ValueError("--ssl-keyfile: give its --ssl-certfile, too")
+    # A pipe has its content once.
+    if is_https(args) and all(Path(path).is_file() for path in given.values()):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        shown = " ".join(f"--{n.replace('_', '-')} {path}" for n, path in given.items())
+        try:
+            context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
+            if args.ssl_ca_certs:
+                context.load_verify_locations(args.ssl_ca_certs)
+        except ssl.SSLError as error:
+            raise ValueError(f"{shown}: cannot be used ({error})") from None

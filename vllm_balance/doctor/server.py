@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ LONG_S = 5.0
 """A step of this length is worth a look."""
 STALE_S = 3.0
 """A rank writes its status twice per second while its interpreter runs."""
+AS_ROOT = "ask as its user, or as root"
 STATUS_FILE = "/memfd:vllm-balance status"
 ROLES = {
     r"EngineCor(?:e(?:_DP(\d+))?)?": "rank",
@@ -107,14 +109,19 @@ def report(pid: int | None) -> Iterator[Line]:
     processes = {each: seen for each in pids if (seen := look_at(each)) is not None}
     parts = {each: process for each, process in processes.items() if process.role}
     if pid and pid not in parts:
-        found = "another program" if pid in processes else "no process (it has ended)"
+        found = "another program" if pid in processes else absence(pid)
         do = "its log names who failed: look for `Data parallel balance:`"
         yield Line(f"pid {pid}", "bad", found, "one of `vllm serve`", do)
         return
     tops = {top_of(each, parts) for each in ([pid] if pid else parts)}
     if len(tops) != 1:
-        servers = ", ".join(map(str, sorted(tops))) or "none"
-        yield Line("servers", "bad", f"pids {servers}", "one", "give `--pid PID`")
+        servers = ", ".join(map(str, sorted(tops)))
+        found, do = f"pids {servers}", "give `--pid PID`"
+        if not tops:
+            found, do = "none", "its log names who failed, if it has ended"
+            if 1 not in processes:
+                found, do = "none, of those that this user can see (hidepid)", AS_ROOT
+        yield Line("servers", "bad", found, "one", do)
         return
     now = time.monotonic()
     ours = [each for each in parts.values() if top_of(each.pid, parts) in tops]
@@ -129,6 +136,17 @@ def report(pid: int | None) -> Iterator[Line]:
             found += f", not {', '.join(map(str, absent))}"
             do = "look on the other hosts, too; one that was here has ended"
         yield Line("ranks", "ok", found, do=do)
+
+
+def absence(pid: int) -> str:
+    """Why a process is not to be seen."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return "no process (it has ended)"
+    except PermissionError:
+        pass
+    return f"a process that this user cannot see (hidepid); {AS_ROOT}"
 
 
 def describe(process: Process, now: float) -> Line:

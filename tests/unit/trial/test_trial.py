@@ -1,5 +1,6 @@
 """The trial's own parts: order, folder, verdict, what the report shows and hides."""
 
+import argparse
 import json
 import math
 import random
@@ -11,7 +12,7 @@ import pytest
 from matplotlib import image
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
-from vllm.benchmarks.dp_balance.trial.endpoint import Figures
+from vllm.benchmarks.dp_balance.trial.endpoint import Figures, OtherPolicyError
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
 from vllm.benchmarks.dp_balance.trial.steps import read_steps
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
@@ -98,11 +99,61 @@ def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
             turns.run(folder, order, lambda _: serve, found, False)
 
 
+@pytest.mark.parametrize("error", [UsageError, OtherPolicyError])
+def test_a_load_is_kept_whatever_comes_of_the_figures(tmp_path, monkeypatch, error):
+    """But not that of another policy."""
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 1)
+    found = Answers()
+
+    def fails(_: str) -> Figures:
+        raise error("http://h:1/metrics: no answer (Connection refused).")
+
+    monkeypatch.setattr(found, "figures", fails)
+    serve = nullcontext(found)
+    kept = int(error is UsageError)
+    with pytest.raises(
+        UsageError, match=rf"refused\)\. {kept} finished turns are kept"
+    ):
+        turns.run(folder, order, lambda _: serve, found, False)
+    monkeypatch.undo()
+    results = turns.run(folder, order, lambda _: serve, found, False)
+    assert found.sent == [0] * (3 - kept)
+    assert [result.figures is None for result in results] == [bool(kept), False]
+    report.write(folder, order, results, {"command": "", "device": None})
+    assert json.loads((folder.report / "report.json").read_text())["ranks"] == 2
+
+
 # ---- The command line
 
 
 def given(text: str) -> "command.Given":
     return command.parse(shlex.split(text))
+
+
+def test_its_words_are_taken_from_the_command_line_but_for_a_question():
+    argv = ["vllm", "bench", "dp-balance", "trial", "--rounds", "2", "--", "vllm"]
+    assert command.take_words(argv) == ["--rounds", "2", "--", "vllm"]
+    assert argv == ["vllm", "bench", "dp-balance", "trial"]
+    for question in ("-h", "--help", "--help=all"):
+        argv[4:] = ["--rounds", "2", question, "--", "vllm", "serve", "--config", "x"]
+        command.take_words(argv)
+        assert argv[4:] == [question]
+    argv[4:] = ["--", "vllm", "serve", "--help"]  # is the server's
+    assert command.take_words(argv) == ["--", "vllm", "serve", "--help"]
+    for other in (["vllm", "serve", "trial"], ["pytest", "-h"]):
+        assert command.take_words(kept := [*other]) == []
+        assert kept == other
+
+
+def test_its_help_names_its_options():
+    parser = argparse.ArgumentParser(prog="vllm bench dp-balance trial")
+    command.add_cli_args(parser)
+    shown = parser.format_help()
+    for option in ("--policy", "--deployment", "--rounds", "--result-dir"):
+        assert option in shown
+    assert "-- vllm serve MODEL" in shown
 
 
 SERVE = "-- vllm serve MODEL --port 9"
@@ -116,6 +167,10 @@ SERVE = "-- vllm serve MODEL --port 9"
         ("--deployment off", "POLICY=http://HOST:PORT"),
         ("--deployment off=http://h:1 --deployment off=http://h:2", "each policy once"),
         ("--deployment off=http://h:1", "two or more different ones"),
+        *(
+            (f"--deployment off={url} --deployment cap=http://h:1", "is no address")
+            for url in ("http://[::1", "http://h:70000", "http://h:x", "http://:1")
+        ),
         (f"--policy off off {SERVE}", "two or more different ones"),
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
         (f"--policy off cap:margin=3 {SERVE}", "--policy cap:margin=3: a server has"),

@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.step_time.learned import cost_of_server
 from vllm.benchmarks.dp_balance.trial import server as server_module
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
@@ -59,7 +60,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(
         turn(started)
     (child,) = children
     assert not is_alive(child)
-    assert not endpoint.answers()
+    assert endpoint.problem().endswith("no answer (Connection refused)")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert f"child {child}" in capfd.readouterr().err, "the end of its log"
 
@@ -68,7 +69,7 @@ def test_all_its_processes_are_ended_and_signals_work_again(
     ("program", "said"),
     [
         ("raise SystemExit('no such model')", "ended with 1 after .* before it was"),
-        ("import time; time.sleep(600)", "not ready in 1 s"),
+        ("import time; time.sleep(600)", "not ready in 1 s.*Connection refused"),
     ],
 )
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
@@ -145,6 +146,48 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
         else:
             exchange_us = None if policy == "off" else pytest.approx(1000)
             assert endpoint.figures(policy) == (2, exchange_us, {})
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, r"answers with status 401 \(Unauthorized\); set OPENAI_API_KEY"),
+        (404, r"status 404 \(Not Found\); give the address of the server itself"),
+        (503, r"status 503 \(Service Unavailable\); it is not ready"),
+    ],
+)
+def test_a_refusal_is_told_as_it_was(status, said):
+    with answering(lambda *_: "no", status) as url:
+        endpoint = Endpoint(url)
+        for ask in (endpoint.figures, lambda: cost_of_server(url, 4096)):
+            with pytest.raises(UsageError, match=f"{url}/metrics: .*{said}") as caught:
+                ask()
+            assert "log-stats" not in str(caught.value)
+        if status == 401:  # waiting would not help
+            with pytest.raises(UsageError, match=said):
+                endpoint.problem()
+        else:
+            assert f"status {status}" in endpoint.problem()
+
+
+def test_who_does_not_answer_is_told_with_the_reason(port, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    for url, said in (
+        (f"http://127.0.0.1:{port}", r"no answer \(Connection refused\)"),
+        (
+            f"http://no.such.host.invalid:{port}",
+            r"no answer \(.*(name|Name|resolution)",
+        ),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Endpoint(url).figures()
+    for url in ("ftp://h:1", "h:1", "http://[::1", "http://:1", "http://h:70000", ""):
+        with pytest.raises(UsageError, match="is no address of a server; give http"):
+            cost_of_server(url, 4096)
+    with answering(lambda *_: METRICS) as url:
+        secure = Endpoint(url.replace("http", "https"))
+        with pytest.raises(UsageError, match=r"/metrics: no answer \("):
+            secure.figures()
 
 
 @pytest.mark.parametrize("listed", ["", "example.com", "*"])

@@ -5,6 +5,8 @@
 import argparse
 import io
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 from . import calibrate, recommend, simulate
 from .errors import UsageError
@@ -27,8 +29,13 @@ SUBCOMMANDS = {
 }
 
 
-def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the verbs."""
+def add_cli_args(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> None:
+    """Adds the verbs.
+
+    Args:
+        parser: that of `dp-balance`.
+        words: what no parser of vLLM may see, for the verb that reads it itself.
+    """
     subparsers = parser.add_subparsers(required=True, dest="dp_balance_type")
     for name, (module, description) in SUBCOMMANDS.items():
         subparser = subparsers.add_parser(
@@ -38,7 +45,10 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             usage=f"vllm bench dp-balance {name} [options]",
         )
         module.add_cli_args(subparser)
-        subparser.set_defaults(dp_balance_main=module.main)
+        subparser.set_defaults(dp_balance_main=module.main, words=words)
+        # vLLM's own names only groups, of which there are none here.
+        all_of_it = partial(argparse.ArgumentParser.format_help, subparser)
+        setattr(subparser, "format_help", all_of_it)  # noqa: B010
 
 
 def main(args: argparse.Namespace) -> None:

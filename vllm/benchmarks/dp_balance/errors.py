@@ -3,5 +3,8 @@
 """What the user of `vllm bench dp-balance` can fix."""
 
 
-class UsageError(ValueError):
-    """One sentence: the option or file first, what is wrong, what to do."""
+class UsageError(Exception):
+    """One sentence: the option or file first, what is wrong, what to do.
+
+    No `ValueError`: whoever catches those, of a parser, would swallow it.
+    """

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,33 +46,36 @@ class Given(NamedTuple):
     serve: Sequence[str]
 
 
-def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the options, and takes the words that are those of other commands.
+def take_words(argv: list[str]) -> list[str]:
+    """Takes what follows the verb from a command line, before a parser sees it.
 
-    vLLM's parser would change what follows `--`, and refuse what `vllm bench serve`
-    takes.
+    vLLM's would change what follows `--`, and refuse what `vllm bench serve` takes. A
+    question for help stays there, alone.
+
+    Args:
+        argv: of the process; it is changed.
     """
+    if argv[2:4] != ["dp-balance", VERB]:
+        return []
+    words, argv[4:] = argv[4:], []
+    own = words[: words.index("--")] if "--" in words else words
+    argv += [word for word in own if re.match(r"(-h|--help(=.*)?)$", word)][:1]
+    return words
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `trial`, for its help; what is given is in `words`."""
     parser.usage, parser.epilog = USAGE, LOAD_HELP
-    _add_own(parser)
-    parser.set_defaults(words=[])
-    if sys.argv[1:4] == ["bench", "dp-balance", VERB]:
-        own = sys.argv[4 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[4:]
-        if not {"-h", "--help"} & set(own):
-            parser.set_defaults(words=sys.argv[4:])
-            del sys.argv[4:]
-
-
-def _add_own(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "Compared in turn, the first with all others (default: off adaptive)."
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "A server that runs already, instead of a command; once for each policy."
     add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)
-    text = "Turns of each policy (default: 3). More can be asked for later."
+    text = "Turns of each policy. More can be asked for later."
     add("--rounds", type=whole(1, 1000), default=3, help=text)
-    text = "Keeps the turns, and gets the report (default: dp-balance-trial)."
+    text = "Keeps the turns, and gets the report."
     add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
-    text = "Seconds that a server may take to get ready (default: 1800)."
+    text = "Seconds that a server may take to get ready."
     add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
     add("--show-model", action="store_true", help="Name the model in the report.")
     add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
@@ -81,7 +85,7 @@ def parse(words: Sequence[str]) -> Given:
     """Divides the words into our options, those of the load, and the command."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser(USAGE, add_help=False, allow_abbrev=False)
-    _add_own(parser)
+    add_cli_args(parser)
     args, load = parser.parse_known_args(list(words[:at]))
     return Given(args, load, words[at + 1 :])
 
@@ -116,15 +120,19 @@ def trial(given: Given) -> None:
     deployments = _deployments(given)
     policies = _policies(args, deployments)
     folder = Folder(args.result_dir)
-    url, model = ("", "") if deployments else _planned(given.serve, policies)
+    ours = None if deployments else planned(given.serve, policies)
     load = Load(given.load, folder.path / "turns" / "load.log", shows)
+    url = ours.url if ours else ""
+    # Whose server it is we know; the name in its certificate is not that of loopback.
+    load.args.insecure |= url.startswith("https:")
     urls = deployments or dict.fromkeys(policies, url)
-    inherited = dict(os.environ)
+    # What it logs `logging_config` says; vLLM would refuse that beside this.
+    inherited = {**os.environ, "VLLM_CONFIGURE_LOGGING": "1"}
+    how = load.args.header or (), load.args.insecure
+    endpoints = {policy: Endpoint(each, *how) for policy, each in urls.items()}
     for each in urls.values():
         if url or urlsplit(each).hostname in LOOPBACK:
             go_past_proxies(each)
-    how = load.args.header or (), load.args.insecure
-    endpoints = {policy: Endpoint(each, *how) for policy, each in urls.items()}
     for policy in deployments:
         endpoints[policy].ask()
         endpoints[policy].figures(policy)
@@ -145,7 +153,8 @@ def trial(given: Given) -> None:
         steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
         steps.unlink(missing_ok=True)
         folder.write(config, logging_config(steps))
-        command = [*given.serve, DETAILS, *server_options(turn.policy)]
+        assert ours is not None
+        command = [*ours.command, DETAILS, *server_options(turn.policy)]
         variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
         with Server(command, folder.file(turn, ".server.log"), variables) as server:
             server.start()
@@ -161,7 +170,7 @@ def trial(given: Given) -> None:
     results = run(folder, turns, served, load, shows)
     about = {"command": shown(given, policies), "device": _device() if url else None}
     if args.show_model:
-        about["model"] = model or endpoints[policies[0]].model()[1]
+        about["model"] = ours.model if ours else endpoints[policies[0]].model()[1]
     report.write(folder, turns, results, about)
 
 
@@ -194,6 +203,7 @@ def _deployments(given: Given) -> dict[str, str]:
                 f"--deployment {text}: give POLICY=http://HOST:PORT, each policy once, "
                 "and no --policy."
             )
+        Endpoint(url)  # refuses what is no address
         found[policy] = url
     if bool(found) == bool(given.serve):
         raise UsageError(
@@ -203,13 +213,22 @@ def _deployments(given: Given) -> dict[str, str]:
     return found
 
 
-def _planned(serve: Sequence[str], policies: Sequence[str]) -> tuple[str, str]:
-    """Where the command would answer, and its model.
+class Ours(NamedTuple):
+    """A server that the trial starts."""
+
+    command: Sequence[str]
+    url: str
+    model: str
+
+
+def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
+    """The server that a command would start.
 
     The doctor parses it: what is wrong is said before the first turn.
 
     Raises:
-        UsageError: vLLM, or balance scheduling, refuses it.
+        UsageError: vLLM, or balance scheduling, refuses it, or no load could be sent
+            to it.
     """
     # In the wheel, as this is; a checkout may lack what it needs.
     from vllm_balance.build_info import load_build_info
@@ -233,14 +252,25 @@ def _planned(serve: Sequence[str], policies: Sequence[str]) -> tuple[str, str]:
     refused = next((line for line in lines if line.state == "bad"), None)
     if refused is not None:
         raise UsageError(f"vllm serve: {refused.found}; {refused.do}.")
-    if found.headless:
+    if found.unasked:
         raise UsageError(
-            "--headless: such a server has no address to send requests to."
+            f"{found.unasked}: leave it out; requests could not be sent to the server, "
+            "or the policies not be seen."
         )
-    host = found.host if found.host not in ("", "0.0.0.0") else "127.0.0.1"
+    host, port, more = found.host, found.port, []
+    if found.uds:  # to which `vllm bench serve` cannot send
+        host = "127.0.0.1"
+        with socket.create_server((host, 0)) as free:
+            port = free.getsockname()[1]
+        more = ["--uds=", "--host", host, "--port", str(port)]
+        said = f"the load goes to {host}:{port} instead"
+        print(f"note: --uds {found.uds}: {said}", file=sys.stderr)
+    if not port:
+        raise UsageError("--port 0: could be any; give the port.")
+    host = host if host not in ("", "0.0.0.0") else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if found.is_https else "http"
-    return f"{scheme}://{host}:{found.port}", found.model
+    return Ours([*serve, *more], f"{scheme}://{host}:{port}", found.model)
 
 
 PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")

@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What a server says of itself: its model, and its figures on /metrics."""
 
-import contextlib
 import os
 import statistics
 from collections import defaultdict
@@ -22,6 +21,18 @@ DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
+KEY = "set OPENAI_API_KEY, or give a --header to the load"
+REPAIRS = {
+    401: KEY,
+    403: KEY,
+    404: "give the address of the server itself, without a path",
+    503: "it is not ready, or one of its ranks has ended",
+}
+"""Of a status; of others nothing is known."""
+
+
+class OtherPolicyError(UsageError):
+    """A server serves with another policy than was asked for."""
 
 
 def go_past_proxies(url: str) -> None:
@@ -61,8 +72,22 @@ class Endpoint:
             url: without a path.
             header: each as NAME=VALUE, as of `vllm bench serve`.
             insecure: whether certificates are not looked at.
+
+        Raises:
+            UsageError: it is no address.
         """
         self.url = url.rstrip("/")
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname
+            has_port = parts.port != 0
+        except ValueError:
+            is_address = has_port = False
+        if not (is_address and has_port):
+            raise UsageError(
+                f"{url}: is no address of a server; give http://HOST:PORT, or https, "
+                "and an address of IPv6 in brackets."
+            )
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
         key = os.environ.get("OPENAI_API_KEY")
@@ -73,19 +98,20 @@ class Endpoint:
         self.verify = not insecure
         self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
 
-    def answers(self) -> bool:
-        """Whether it serves a model."""
-        with contextlib.suppress(requests.RequestException):
-            status = requests.get(
-                f"{self.url}/v1/models", timeout=5, **self._how
-            ).status_code
-            if status in (401, 403):
-                raise UsageError(
-                    f"{self.url}: answers with status {status}; set OPENAI_API_KEY, or "
-                    "give a --header."
-                )
-            return status == 200
-        return False
+    def problem(self) -> str:
+        """Why it does not serve a model yet; empty if it does.
+
+        Raises:
+            UsageError: it never will.
+        """
+        url = f"{self.url}/v1/models"
+        try:
+            answer = requests.get(url, timeout=5, **self._how)
+        except requests.RequestException as error:
+            return f"{url}: no answer ({_cause(error)})"
+        if answer.status_code in (401, 403):
+            raise UsageError(f"{_refusal(url, answer)}.")
+        return "" if answer.ok else _refusal(url, answer)
 
     def model(self) -> tuple[str, str]:
         """The name by which requests ask for the model, and its folder or hub name."""
@@ -115,14 +141,16 @@ class Endpoint:
             policy: that it must serve with; any if None.
 
         Raises:
-            UsageError: it has no statistics, or serves with another policy.
+            UsageError: it does not answer, or has no statistics.
+            OtherPolicyError: it serves with another policy.
         """
         seconds, counts = defaultdict[str, float](float), defaultdict[str, float](float)
         costs: dict[str, list[float]] = defaultdict(list)
         ranks, policies, has_gate = set(), set(), False
+        text = self._get("/metrics").text
         try:
-            families = [*text_string_to_metric_families(self._get("/metrics").text)]
-        except ValueError:  # of something else
+            families = [*text_string_to_metric_families(text)]
+        except ValueError:  # it is a page of something else
             families = []
         for family in families:
             has_gate |= family.name.startswith(GATE)
@@ -147,7 +175,7 @@ class Endpoint:
         found = policies if has_gate else {"off"}
         if policy is not None and found != {policy}:
             names = " and ".join(sorted(found)) or "none that has decided"
-            raise UsageError(
+            raise OtherPolicyError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."
             )
@@ -165,9 +193,9 @@ class Endpoint:
         proxy = requests.utils.select_proxy(self.url, proxies)
         if not proxy:
             return ""
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")  # without a password
+        host = proxy.rpartition("//")[2].rpartition("@")[2]  # without a password
         return (
-            f" It was asked through the proxy {parts.hostname}:{parts.port} of the "
+            f" It was asked through the proxy {host} of the "
             "environment, whose answer this may be; to go past it, add "
             f"{urlsplit(self.url).hostname} to NO_PROXY."
         )
@@ -176,13 +204,30 @@ class Endpoint:
         return self._call("GET", path)
 
     def _call(self, method: str, path: str, **more: Any) -> requests.Response:
+        url = self.url + path
         try:
-            answer = requests.request(
-                method, self.url + path, timeout=SECONDS, **self._how, **more
-            )
-            answer.raise_for_status()
+            answer = requests.request(method, url, timeout=SECONDS, **self._how, **more)
         except requests.RequestException as error:
-            raise UsageError(
-                f"{self.url}{path}: no answer ({error}).{self.way}"
-            ) from None
+            raise UsageError(f"{url}: no answer ({_cause(error)}).{self.way}") from None
+        if not answer.ok:
+            raise UsageError(f"{_refusal(url, answer)}.{self.way}")
         return answer
+
+
+def _refusal(url: str, answer: requests.Response) -> str:
+    said = f"{url}: answers with status {answer.status_code} ({answer.reason})"
+    repair = REPAIRS.get(answer.status_code)
+    return f"{said}; {repair}" if repair else said
+
+
+def _cause(error: BaseException | None) -> str:
+    """What the system says of it, below the layers of libraries around it."""
+    said = str(error)
+    while error is not None:
+        of_system = isinstance(error, OSError) and error.strerror
+        said = str(of_system) if of_system else said
+        error = getattr(error, "reason", None) or error.__cause__ or error.__context__
+        error = error if isinstance(error, BaseException) else None
+    if "certificate verify failed" in said:
+        said += "; name its authority in REQUESTS_CA_BUNDLE, or add --insecure"
+    return said

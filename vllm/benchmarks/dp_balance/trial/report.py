@@ -38,13 +38,13 @@ def write(
         about: what is known beside, without anything private.
     """
     steps = {turn.policy: read_steps(folder.file(turn, ".steps")) for turn in turns}
-    figures = [result.figures for result in results]
+    figures = [result.figures for result in results if result.figures]
     exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
         "cores": os.cpu_count(),
-        "ranks": figures[0].ranks,
+        "ranks": figures[0].ranks if figures else None,
         "requests": len(results[0].saved["start_times"]),
         "policies": _policies(turns, results),
         "exchange_us": statistics.fmean(exchange) if exchange else None,

@@ -119,14 +119,14 @@ class Server:
             UsageError: it ends, or takes longer than `limit_s`.
         """
         start = time.monotonic()
-        while not endpoint.answers():
+        while why := endpoint.problem():
             waited = time.monotonic() - start
             self.refuse_ended(f"after {waited:.0f} s, before it was ready")
             if waited > limit_s:
                 raise UsageError(
                     f"{self._log}: the server was not ready in {limit_s:g} s; its "
-                    "log's end is above. If it only needs longer, give a greater "
-                    "--ready-timeout."
+                    f"log's end is above, and what was asked last: {why}. If it only "
+                    "needs longer, give a greater --ready-timeout."
                 )
             time.sleep(PAUSE_S)
         assert self._process is not None

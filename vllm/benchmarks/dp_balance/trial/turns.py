@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ..errors import UsageError
-from .endpoint import Endpoint, Figures
+from .endpoint import Endpoint, Figures, OtherPolicyError
 from .load import Load
 
 NO_SPACE = "Finished turns are kept; run the same command again when there is room."
@@ -41,8 +41,8 @@ class Result(NamedTuple):
 
     saved: Mapping[str, Any]
     """As `vllm bench serve --save-detailed` has it."""
-    figures: Figures
-    """Of its server, at the end."""
+    figures: Figures | None
+    """Of its server, at the end; None if they were asked for in vain."""
 
 
 Serve = Callable[[Turn], AbstractContextManager[Endpoint]]
@@ -106,7 +106,8 @@ class Folder:
             return None
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-            return Result(saved, Figures(**saved.pop("trial")))
+            figures = saved.pop("trial")
+            return Result(saved, figures and Figures(**figures))
         except (AttributeError, OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 
@@ -130,10 +131,11 @@ def run(
                 try:
                     result = _run(folder, turn, serve, load)
                 except (UsageError, OSError) as error:
+                    kept = len(found) + folder.file(turn).exists()
                     raise UsageError(
                         f"turn {turn.number} of {len(turns)}, {turn.policy}: {error} "
-                        f"{len(found)} finished turns are kept; run the same command "
-                        "again to go on."
+                        f"{kept} finished turns are kept; run the same command again "
+                        "to go on."
                     ) from None
                 bar.update()
             found.append(result)
@@ -144,7 +146,13 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
         saved = asyncio.run(_watched(endpoint, load, turn.round))
         _refuse_failed(saved)
-        figures = endpoint.figures(turn.policy)
+        # First: a load may have taken an hour, and the server may have ended with it.
+        folder.write(folder.file(turn), json.dumps({**saved, "trial": None}))
+        try:
+            figures = endpoint.figures(turn.policy)
+        except OtherPolicyError:
+            folder.file(turn).unlink()
+            raise
     text = json.dumps({**saved, "trial": figures._asdict()})
     folder.write(folder.file(turn), text)
     return Result(saved, figures)

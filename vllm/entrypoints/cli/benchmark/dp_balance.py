@@ -3,8 +3,10 @@
 """`vllm bench dp-balance`."""
 
 import argparse
+import sys
 
 from vllm.benchmarks.dp_balance.cli import add_cli_args, main
+from vllm.benchmarks.dp_balance.trial.command import take_words
 from vllm.entrypoints.cli.benchmark.base import BenchmarkSubcommandBase
 
 
@@ -17,7 +19,8 @@ class BenchmarkDPBalanceSubcommand(BenchmarkSubcommandBase):
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments of the verbs."""
-        add_cli_args(parser)
+        words = take_words(sys.argv)
+        add_cli_args(parser, words)
 
     @staticmethod
     def cmd(args: argparse.Namespace) -> None:
