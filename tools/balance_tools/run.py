@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balance_tools.errors import ToolError
+from balance_tools.files import named_in_part
 
 TAIL_LINES = 5
+WHEEL_SOURCES = ("vllm", "vllm_ascend", "vllm_balance", "patches", "tools")
+"""Folders of what a wheel is made from, beside the files at the top."""
 PACKAGE_OF = {"git": "git 2.32 or newer", "diff": "GNU diffutils"}
 
 
@@ -108,6 +111,25 @@ def listed_by_git(root: Path, *options: str) -> list[str]:
             f"{run.tail}; run this in a clone"
         )
     return sorted(filter(None, set(run.text.split("\0"))))
+
+
+def refuse_missing(root: Path) -> None:
+    """Refuse a git checkout that lacks a tracked file which a wheel is made from.
+
+    Such are sparse checkouts. Where there is no repository there is nothing to lack.
+
+    Raises:
+        ToolError: names what is not there, or git cannot list the files.
+    """
+    if not (root / ".git").exists():
+        return
+    names = listed_by_git(root, "--", *WHEEL_SOURCES, ":(glob)*")
+    if missing := [name for name in names if not os.path.lexists(root / name)]:
+        raise ToolError(
+            f"{named_in_part(missing)}: expected what git tracks, found no such file; "
+            "run `git sparse-checkout disable` or `git restore`, or `git rm` what is "
+            "not wanted"
+        )
 
 
 def tail(text: str) -> str:

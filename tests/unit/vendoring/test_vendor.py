@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
+from balance_tools.vendoring.checkout import make_checkout
+from balance_tools.wheel.plan import make_plan
 from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM
 
 
@@ -33,6 +36,26 @@ def test_the_command_makes_both_packages_and_git_sees_nothing(repo):
     kernel = repo.paths.pristine / "vllm-ascend-0.23.0.post1" / "csrc" / "kernel.cpp"
     assert kernel.read_text() == ASCEND["csrc/kernel.cpp"]
     assert repo.git("status", "--porcelain") == ""
+
+
+def test_a_sparse_checkout_is_refused_before_anything_is_written(repo):
+    """It would be made without what this project is for, and counts as clean."""
+    repo.git("sparse-checkout", "set", "--cone", "patches")
+    assert not (repo.root / OURS).exists()
+    assert repo.git("status", "--porcelain") == ""
+    code, out, err = repo.run("vendor")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {OURS}: expected what git tracks, found no such")
+    assert "git sparse-checkout disable" in err
+    assert not (repo.root / "vllm").exists()
+    with pytest.raises(ToolError, match="expected what git tracks"):
+        make_checkout(repo.paths, repo.root / "build/other", repo.paths.lock, None)
+    repo.git("sparse-checkout", "disable")
+    repo.git("update-index", "--skip-worktree", "patches/vllm/four.patch")
+    (repo.root / "patches/vllm/four.patch").unlink()
+    with pytest.raises(ToolError, match=r"four\.patch: expected what git tracks"):
+        make_plan(repo.paths, Choice())
+    assert repo.run("vendor")[0] == 1
 
 
 def test_a_second_run_touches_nothing_and_asks_nobody(repo):

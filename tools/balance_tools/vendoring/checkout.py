@@ -13,7 +13,7 @@ from pathlib import Path
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.run import listed_by_git
+from balance_tools.run import listed_by_git, refuse_missing
 from balance_tools.series.apply import SERIES
 from balance_tools.upstream.lock import load_lock
 
@@ -30,6 +30,7 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
     Raises:
         ToolError: git cannot list the files, or lists none.
     """
+    refuse_missing(paths.root)
     other = Paths(folder)
     names = [
         name

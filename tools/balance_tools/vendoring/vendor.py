@@ -21,7 +21,7 @@ from balance_tools.manifest import (
     files_of_ours,
 )
 from balance_tools.paths import Paths
-from balance_tools.run import listed_by_git
+from balance_tools.run import listed_by_git, refuse_missing
 from balance_tools.series.apply import Series, load_series, patched_files
 from balance_tools.upstream.lock import Artifact, Lock, load_lock
 from balance_tools.upstream.pristine import ensure_pristine
@@ -95,6 +95,7 @@ def vendor(
     Raises:
         ToolError: something is in the way or fails.
     """
+    refuse_missing(paths.root)
     with exclusive(paths.vendor_lock):
         packages = [look(paths, lock, name) for name in names]
         return [_materialise(paths, one, discard_edits) for one in packages]

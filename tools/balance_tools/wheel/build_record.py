@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 from balance_tools.manifest import files_of_ours, walk
-from balance_tools.run import git
+from balance_tools.run import WHEEL_SOURCES, git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
 
@@ -52,17 +55,45 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
 def source_state(root: Path) -> tuple[str | None, bool | None]:
     """The commit, and whether the sources differ from it; None where git cannot say.
 
-    A file that git neither tracks nor ignores is a change.
+    A file that git neither tracks nor ignores is a change. What hides a change from
+    `git status` on this machine hides nothing here: flags of the index, filters, and
+    rules to ignore files that are not those of the repository.
     """
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None, None
     head = git(root, "rev-parse", "HEAD")
     changes = git(root, "status", "--porcelain", "-unormal")
+    rules = "--exclude-per-directory=.gitignore"
+    others = git(root, "ls-files", "--others", rules, "--", *WHEEL_SOURCES)
     # A checkout of another user, no commit yet: the commit is a convenience, the hashes
     # in the record are what identifies the sources.
-    if head.status or changes.status:
+    if head.status or changes.status or others.status:
         return None, None
-    return head.text.strip(), bool(changes.text.strip())
+    is_told = changes.text.strip() or others.text.strip()
+    return head.text.strip(), bool(is_told or any(_edited(root)))
+
+
+def _edited(root: Path) -> Iterator[str]:
+    """The files that do not hold, byte for byte, what the commit has.
+
+    One that a sparse checkout leaves out is no change; what a wheel needs of such is
+    refused elsewhere.
+    """
+    entries = git(root, "ls-tree", "-r", "-z", "HEAD").text.split("\0")
+    for about, _, name in (entry.partition("\t") for entry in entries if entry):
+        path, expected = root / name, about.split()[2]
+        if path.is_symlink():
+            content = os.fsencode(path.readlink())
+        elif path.is_file():
+            content = path.read_bytes()
+        elif os.path.lexists(path):
+            yield name
+            continue
+        else:
+            continue
+        digest = hashlib.sha1 if len(expected) == 40 else hashlib.sha256
+        if digest(b"blob %d\0%b" % (len(content), content)).hexdigest() != expected:
+            yield name
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:

@@ -7,6 +7,7 @@ become one WheelPlan.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
@@ -28,6 +29,7 @@ from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.stage import Stage, stage_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, ignored_in
 from balance_tools.paths import LOCK_NAME, Paths
+from balance_tools.run import refuse_missing
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
@@ -216,6 +218,8 @@ def check_pair(lock: Lock) -> None:
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
     """Work out one wheel."""
+    if shutil.which("git"):  # without it nobody knows what is tracked
+        refuse_missing(paths.root)
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
     target = settings.targets[choice.target]
