@@ -295,30 +295,68 @@ def test_steps_are_read_from_a_log(tmp_path, who):
     assert read_steps(tmp_path / "none") == []
 
 
-def steps_log() -> str:
-    """Every tenth step takes three times as long, and overlaps with the one before."""
+def steps_log(ms: float = 230.0, logged_late: bool = False) -> str:
+    """Every tenth step takes three times as long.
+
+    Args:
+        ms: elapsed time of a step as the log has it.
+        logged_late: whether a step is logged when the one after it has ended.
+    """
     lines, clock = [], 100.0
     for number in range(300):
-        prompt = 100 * (number % 10 == 0)
-        clock += 0.15 if prompt else 0.05
-        lines += [
-            f"{clock} {BY_RANKS.format(rank=rank)}"
-            + LINE.format(
-                number=number, prefill=prompt * (rank == 0), decodes=4, ms=230.0
-            )
-            for rank in (0, 1)
-        ]
-    return "\n".join(lines)
+        clock += 0.15 if number % 10 == 0 else 0.05
+        logged = number - logged_late
+        for rank in (0, 1):
+            prompt = 100 * (logged % 10 == 0 and rank == 0)
+            line = LINE.format(number=logged, prefill=prompt, decodes=4, ms=ms)
+            lines.append(f"{clock} {BY_RANKS.format(rank=rank)}{line}")
+    return "\n".join(lines[2 * logged_late :])
 
 
-def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path):
-    (log := tmp_path / "a.steps").write_text(steps_log())
+LAUNCH_RETURNS, LAUNCH_BLOCKS = {"ms": 230.0}, {"ms": 0.02}
+BOTH = {"ms": 0.02, "logged_late": True}
+
+
+@pytest.mark.parametrize("logged", [LAUNCH_RETURNS, LAUNCH_BLOCKS, BOTH])
+def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path, logged):
+    (log := tmp_path / "a.steps").write_text(steps_log(**logged))
     steps = [step for step in read_steps(log) if step.number > 2]
     lasts = [step.end - step.start for step in steps]
     assert sorted({round(each, 3) for each in lasts}) == [0.05, 0.15]
     for step in steps:
         waits = step.rank == 1 and step.number % 10 == 0
         assert step.waits_s == pytest.approx(0.1 * waits, abs=0.01)
+
+
+def test_a_pause_of_ranks_that_had_nothing_to_do_is_no_step(tmp_path):
+    (log := tmp_path / "a.steps").write_text(
+        "\n".join(
+            f"{end} {BY_RANKS.format(rank=0)}"
+            + LINE.format(number=number, prefill=prompt, decodes=decodes, ms=1.0)
+            for number, (end, prompt, decodes) in enumerate(
+                [(10.0, 90, 0), (10.2, 0, 1), (10.3, 0, 0), (60.3, 90, 0)]
+            )
+        )
+    )
+    lasts = [step.end - step.start for step in read_steps(log)]
+    assert lasts == pytest.approx([0.001, 0.2, 0.1, 0.001])
+
+
+def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):
+    """What a step takes without prompts is what the others are compared with."""
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 1)
+    always = steps_log().replace(" 0 context tokens", " 50 context tokens")
+    folder.file(order[0], ".steps").write_text(always)
+    folder.file(order[1], ".steps").write_text(steps_log())
+    results = [result(t, 10) for t in order]
+    report.write(folder, order, results, {"command": "trial", "device": None})
+    found = json.loads((folder.report / "report.json").read_text())["waiting_share"]
+    assert found["off"] is None
+    assert found["adaptive"] == pytest.approx(1 / 12, rel=0.1)
+    page = (folder.report / "report.md").read_text()
+    assert "| ranks wait for the slowest | unknown | 9% |" in page
 
 
 def result(turn: turns.Turn, seconds: float) -> turns.Result:

@@ -84,16 +84,20 @@ def _bands(
         parts: dict[str, list[tuple[float, float]]] = {name: [] for name in LEGEND}
         for step in steps:
             if step.rank == rank and begin < step.end and step.start < begin + seconds:
-                own = step.end - step.start - step.waits_s
+                waits_s = step.waits_s or 0.0
+                own = step.end - step.start - waits_s
                 colour = PROMPT if step.prefill else TOKENS
                 parts[colour].append((step.start - begin, own))
-                parts[WAITS].append((step.start - begin + own, step.waits_s))
+                parts[WAITS].append((step.start - begin + own, waits_s))
         for colour, spans in parts.items():
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     axes.set(xlim=(0, seconds), ylim=(len(ranks) - 0.5, -0.5))
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     text = f"balance {policy}"
-    if share := waiting_share(steps):  # 0 where the cost of a step is not known
+    share = waiting_share(steps)
+    if share is None:
+        text += ": how long the ranks wait for the slowest is unknown"
+    else:
         text += f": in the whole turn the ranks wait {share:.0%} of their time "
         text += "for the slowest"
     axes.set_title(text, loc="left", fontsize=11)

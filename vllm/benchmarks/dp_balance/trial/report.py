@@ -112,7 +112,8 @@ def table(document: Document) -> list[list[str]]:
             row.append(cell)
         rows.append([title, *row])
     if waits := document["waiting_share"]:
-        shares = [f"{waits[name]:.0%}" if name in waits else "" for name in policies]
+        said = {p: "unknown" if x is None else f"{x:.0%}" for p, x in waits.items()}
+        shares = [said.get(name, "") for name in policies]
         rows.append(["ranks wait for the slowest", *shares, *("" for _ in others)])
     return rows
 

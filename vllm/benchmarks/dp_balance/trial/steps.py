@@ -4,7 +4,6 @@
 
 import copy
 import json
-import math
 import re
 import statistics
 from collections import defaultdict
@@ -36,8 +35,8 @@ class Step:
     """Prompt tokens that the rank computed."""
     decodes: int
     """Requests that it generated a token for."""
-    waits_s: float = 0.0
-    """How long the rank waited for the slowest one, about."""
+    waits_s: float | None = None
+    """How long the rank waited for the slowest one, about; None if not known."""
 
 
 def logging_config(steps: Path) -> str:
@@ -59,50 +58,95 @@ def logging_config(steps: Path) -> str:
 def read_steps(log: Path) -> list[Step]:
     """The steps of a log that `logging_config` made; none if it has none.
 
-    With asynchronous scheduling a step is logged from when it was asked for; here it
-    begins when the rank's step before it ends.
+    The log says how long the engine waited for the device. That is too long with
+    asynchronous scheduling, where a step is asked for early, and next to nothing where
+    launching one takes as long as the step, as on a CPU. So a step begins where the
+    rank's step before it ended, unless that step was one of ranks that had nothing to
+    do: they may have paused then.
     """
     if not log.exists():
         return []
-    steps, ends = [], defaultdict[int, float](float)
-    for found in _LINE.finditer(log.read_text(encoding="utf-8", errors="replace")):
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [*_LINE.finditer(text)]
+    loads = defaultdict[int, int](int)
+    for found in lines:
+        loads[int(found["number"])] += int(found["prefill"]) + int(found["decodes"])
+    steps: list[Step] = []
+    before: dict[int, Step] = {}
+    for found in lines:
         end, rank = float(found["end"]), int(found["process"] or found["engine"])
-        steps.append(
-            Step(
-                rank,
-                int(found["number"]),
-                max(end - float(found["ms"]) / 1000, ends[rank]),
-                end,
-                int(found["prefill"]),
-                int(found["decodes"]),
-            )
-        )
-        ends[rank] = end
+        number, last = int(found["number"]), before.get(rank)
+        start = end - float(found["ms"]) / 1000
+        if last is not None:
+            follows = number == last.number + 1 and loads[last.number]
+            start = last.end if follows else max(start, last.end)
+        tokens = int(found["prefill"]), int(found["decodes"])
+        before[rank] = Step(rank, number, start, end, *tokens)
+        steps.append(before[rank])
     first = min((step.start for step in steps), default=0.0)
     moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
-    return _with_waits(sorted(moved, key=lambda step: (step.start, step.rank)))
+    return _with_waits(
+        sorted(_timed([*moved]), key=lambda step: (step.start, step.rank))
+    )
+
+
+CLEARLY = 0.2
+"""Of a correlation; on CPU ranks it was 0.8, and up to 0.4 with the other step."""
+
+
+def _timed(steps: Sequence[Step]) -> list[Step]:
+    """The steps with the times in which they were computed.
+
+    With asynchronous scheduling a step is logged when the next one was launched. Where
+    that takes as long as the step, the time that ends then is of the next one: of those
+    two the one is taken whose longest prompts explain the times best.
+    """
+    longest = defaultdict[int, int](int)
+    for step in steps:
+        longest[step.number] = max(longest[step.number], step.prefill)
+    spans = {(step.rank, step.number): (step.start, step.end) for step in steps}
+    explained = []
+    for later in (0, 1):
+        pairs = [
+            (end - start, longest[number + later])
+            for (_, number), (start, end) in spans.items()
+            if number + later in longest
+        ]
+        seconds, tokens = zip(*pairs, strict=True) if pairs else ((), ())
+        varies = len({*seconds}) > 1 and len({*tokens}) > 1
+        explained.append(statistics.correlation(seconds, tokens) if varies else 0.0)
+    if explained[1] < max(0.0, explained[0]) + CLEARLY:
+        return [*steps]
+    found = ((step, spans.get((step.rank, step.number - 1))) for step in steps)
+    return [replace(step, start=at[0], end=at[1]) for step, at in found if at]
 
 
 def _with_waits(steps: list[Step]) -> list[Step]:
     """What prompts add to a step, a rank waits for but for its share of the longest.
 
-    That leaves out what any prompt costs, whatever its length.
+    That leaves out what any prompt costs, whatever its length. Not known unless some
+    steps have no prompt.
     """
     longest = defaultdict[int, int](int)
     for step in steps:
         longest[step.number] = max(longest[step.number], step.prefill)
     decoding = [step.end - step.start for step in steps if not longest[step.number]]
-    usual = statistics.median(decoding or [math.inf])
+    usual = statistics.median(decoding) if decoding else None
     found = []
     for step in steps:
-        added = max(0.0, step.end - step.start - usual)
-        most = longest[step.number]
-        waits_s = added * (1 - step.prefill / most) if most else 0.0
+        most, waits_s = longest[step.number], None
+        if usual is not None:
+            added = max(0.0, step.end - step.start - usual)
+            waits_s = added * (1 - step.prefill / most) if most else 0.0
         found.append(replace(step, waits_s=waits_s))
     return found
 
 
-def waiting_share(steps: Sequence[Step]) -> float:
-    """Which share of the time in steps the ranks waited for the slowest one."""
+def waiting_share(steps: Sequence[Step]) -> float | None:
+    """Which share of the time in steps the ranks waited for the slowest one.
+
+    None if that cannot be known.
+    """
     spent = sum(step.end - step.start for step in steps)
-    return sum(step.waits_s for step in steps) / spent if spent else 0.0
+    waits = [step.waits_s for step in steps if step.waits_s is not None]
+    return sum(waits) / spent if spent and len(waits) == len(steps) else None
