@@ -1,7 +1,8 @@
 """Writes what the bill in the installed wheel says into the bill of the image.
 
 bill.py BILL: in BILL, which lists the installed packages, those that the wheel carries
-get their address, origin, patches and kernels. Only the standard library is used.
+get their address, origin, patches and kernels, and BILL gets what the wheel's VEX says
+of published vulnerabilities. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 WHEEL = "vllm"
-BILL = "vllm.cdx.json"
+BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
 SAID_BY_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
 
 
@@ -21,14 +23,20 @@ def main(path: Path) -> None:
     """Complete the bill at `path`."""
     carried = {part["name"]: part for part in document(BILL)["components"]}
     bill = json.loads(path.read_text(encoding="utf-8"))
+    refs = {}
     for part in bill["components"]:
         said = carried.pop(part["name"].lower().replace("_", "-"), {})
+        refs[said.get("bom-ref")] = part["bom-ref"]
         part.update({key: said[key] for key in SAID_BY_THE_WHEEL if key in said})
     if carried:
         sys.exit(
             f"error: {path}: expected the packages of the wheel, found no "
             f"{', '.join(carried)}; list the environment that the wheel is in"
         )
+    bill["vulnerabilities"] = document(VEX)["vulnerabilities"]
+    for vulnerability in bill["vulnerabilities"]:
+        for target in vulnerability["affects"]:
+            target["ref"] = refs[unquote(target["ref"].partition("#")[2])]
     path.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
 
 

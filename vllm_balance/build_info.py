@@ -48,6 +48,11 @@ class BuildInfo:
     """Patched upstream file to a line that its patch adds and upstream lacks."""
     lock: str
     """The text of the lock."""
+    advisories: Mapping[str, Mapping[str, str]]
+    """Published vulnerability to its `cve`, its `severity`, the `state` of this wheel
+    (`open`, `mended here`, `not affected`, `mended upstream`) and the `answer`."""
+    advisories_gathered: str
+    """The day until which they were gathered."""
 
 
 def load_build_info(record: Path = BUILD_RECORD) -> BuildInfo | None:

@@ -6,18 +6,20 @@ import json
 import struct
 import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import parse_wheel_filename
 
+from balance_tools.advisories.table import load_advisories, patched_in
 from balance_tools.distribution import Choice
 from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
-from balance_tools.wheel.bill import BILL
+from balance_tools.wheel.bill import BILL, VEX
 from conftest import ASCEND, VERSION, Build
 
 EVERY = [Choice(), *ASCEND]
@@ -225,3 +227,29 @@ def test_the_bill_names_what_the_wheel_is_made_from(choice, archive, paths):
         wheel = lock.kernel_wheel(choice.python, choice.arch)
         assert [h["content"] for h in kernels["hashes"]] == [wheel.sha256]
         assert "LicenseRef-CANN" in str(kernels["licenses"])
+
+
+def test_the_vex_says_of_each_advisory_what_holds(archive, paths):
+    """By the serial number of the bill, which it refers to, and its name of vLLM."""
+    version = parse_wheel_filename(Path(archive.filename or "").name)[1]
+    folder = f"vllm-{version}.dist-info/sboms"
+    text = archive.read(f"{folder}/{VEX}").decode()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(archive.read(f"{folder}/{BILL}"))
+    known = load_advisories(paths.root / "advisories.toml")
+    said = {one["bom-ref"]: one for one in json.loads(text)["vulnerabilities"]}
+    assert set(said) == {one.id for one in known.advisories}
+    vllm = quote(next(p["purl"] for p in bill["components"] if p["name"] == "vllm"), "")
+    target = f"{bill['serialNumber'].replace('urn:uuid', 'urn:cdx')}/1#{vllm}"
+    patched = patched_in(paths.root, load_lock(paths.lock))
+    record = json.loads(archive.read("vllm_balance/build.json"))
+    assert record["advisories_gathered"] == known.gathered.isoformat()
+    for one in known.advisories:
+        entry, state = said[one.id], record["advisories"][one.id]["state"]
+        assert entry["id"] == (one.cve or one.id)
+        assert entry["affects"] == [{"ref": target}]
+        resolved = entry["analysis"]["state"] == "resolved_with_pedigree"
+        assert resolved == (one.id in patched) == (state == "mended here")
+        if entry["analysis"]["state"] == "not_affected":
+            assert one.not_affected
+            assert state == "not affected"

@@ -16,6 +16,7 @@ COPIED = (
     "CMakeLists.txt",
     "LICENSE",
     "NOTICE",
+    "advisories.toml",
     "distribution.toml",
     "patches",
     "pyproject.toml",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import index_samples
 from balance_tools.__main__ import main
+from balance_tools.advisories.table import TABLE_NAME
 from balance_tools.paths import Paths
 from balance_tools.rebase.command import VERBS
 from balance_tools.rebase.sources import artifact_of
@@ -15,6 +16,24 @@ from balance_tools.upstream.lock import Lock, dump_lock
 from series_samples import HEADER
 
 Files = dict[str, bytes]
+
+CLOSED, OTHER = "GHSA-2222-3333-4444", "GHSA-2222-3333-5555"
+ADVISORIES = f"""\
+gathered = 2026-01-02
+[[advisory]]
+id = "{CLOSED}"
+severity = "high 7.5"
+affected = "<2.0"
+what = "a long list"
+workaround = "refuse lists"
+[[advisory]]
+id = "{OTHER}"
+severity = "low"
+affected = "<3.0"
+what = "a short list"
+workaround = "refuse short lists"
+""".encode()
+"""Two, of which release 2.0 mends one."""
 
 ENGINE = b'''\
 """Sample engine."""
@@ -151,7 +170,8 @@ def make_root(folder: Path, header: str = RELYING) -> Path:
         patch.write_bytes(header.encode() + diff_file(path, old, new))
         with (patch.parent / "series").open("a") as series:
             series.write(f"{name}\n")
-    write_tree(paths.root, {".gitignore": b"/build/\n", "vllm/balance.py": OURS})
+    files = {".gitignore": b"/build/\n", "vllm/balance.py": OURS}
+    write_tree(paths.root, files | {TABLE_NAME: ADVISORIES})
     return paths.root
 
 

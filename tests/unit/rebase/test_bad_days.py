@@ -61,10 +61,10 @@ def test_a_scan_of_a_range_without_a_release(index):
 def test_a_scan_goes_on_behind_a_release_of_another_layout(root, index):
     rows = scan(Paths(root), releases("2.0..3.0"))
     assert [row.placed for row in rows.values()] == [True, False]
-    text = scan_markdown(rows, "1.0")
+    text = scan_markdown(Paths(root), rows)
     assert "Placed with no human: 1 of 2." in text
     assert "(our files and hooks fit): 1 of 2." in text
-    assert "| 2.0 | context-only |" in text
+    assert "| 2.0 | context-only | 1 |" in text
     assert "- 3.0: vllm-3.0.tar.gz: expected vllm/ at its top, found src" in text
     assert rows["3.0"].status.needs_human
 

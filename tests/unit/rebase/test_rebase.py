@@ -13,8 +13,10 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import (
     ASCEND,
+    CLOSED,
     ENGINE,
     EXCHANGE,
+    OTHER,
     SYNC,
     SYNC_AND_WAVE,
     UPSTREAM,
@@ -135,6 +137,30 @@ def test_an_empty_patch_of_the_line_leaves_it_out(root, tmp_path):
     assert rebase(root, "--sdist", archive) == 0
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
     assert not (root / "patches/vllm/exchange.patch").exists()
+
+
+def test_a_patch_that_a_release_mends_is_left_out_there(root, tmp_path):
+    """Upstream has made another hook of it, which would not be found as ours."""
+    field = f"Advisory: {CLOSED}\nMended-In: 2.0\nRelies-On"
+    edit(root / "patches/vllm/exchange.patch", "Relies-On", field)
+    edit(root / "patches/vllm/hold.patch", "Relies-On", f"Advisory: {OTHER}\nRelies-On")
+    assert (
+        rebase(root, "--sdist", str(sdist(tmp_path, "1.5", ENGINE)), "--dry-run") == 0
+    )
+    assert "1.5 closes 0 of 1.0: none.\n\n| there |" in report(root, "1.5")
+    assert f"| {CLOSED} | high 7.5 | mended here |" in report(root, "1.5")
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 0
+    said = report(root, "2.0")
+    assert "| vllm | exchange.patch | untouched, left out |" in said
+    assert "- left out: mended in 2.0" in said
+    assert f"2.0 closes 1 of 1.0: {CLOSED}." in said
+    assert f"| {OTHER} | low | mended here |" in said
+    assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
+
+
+def test_the_report_names_what_is_open_there_and_what_to_do(root, tmp_path):
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
+    assert f"| {OTHER} | low | open | refuse short lists |" in report(root, "2.0")
 
 
 def test_files_of_ours_that_do_not_fit_are_refused_whatever_git_says(

@@ -15,6 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
 from balance_tools.paths import Paths
+from balance_tools.rebase.answers import answers_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.move import Moved, Own
 from balance_tools.run import git
@@ -103,7 +104,8 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     judged = judge(paths, lock, line.own if line else {}, folder / "patches")
     every, wrong, status = judged.every, judged.wrong, judged.status
     report = folder / "report.md"
-    write_atomically(report, markdown(every, wrong))
+    advisories = answers_markdown(paths, lock.vllm.version, every)
+    write_atomically(report, markdown(every, wrong, advisories))
     if status.needs_human:
         _ask(report, every, wrong, name)
         return status.exit_code
@@ -186,8 +188,13 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
         )
 
 
-def markdown(every: Sequence[Moved], wrong: Sequence[Finding]) -> str:
-    """Return the report: each patch and hook, what upstream changed, what is wrong."""
+def markdown(
+    every: Sequence[Moved], wrong: Sequence[Finding], advisories: Sequence[str]
+) -> str:
+    """Return the report: each patch and hook, what upstream changed, what is wrong.
+
+    `advisories` is the lines about published vulnerabilities.
+    """
     labels = ", ".join(f"{moved.old.name} → {moved.new.name}" for moved in every)
     lines = [f"# Rebase: {labels}", ""]
     results = [result for moved in every for result in moved.results]
@@ -201,7 +208,7 @@ def markdown(every: Sequence[Moved], wrong: Sequence[Finding]) -> str:
         lines += [f"- {note}" for note in result.notes]
         if result.hooks:
             lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
-    lines += ["", "## What upstream changed around the series"]
+    lines += [*advisories, "", "## What upstream changed around the series"]
     for moved in every:
         lines += drift(moved.series, Modules(moved.old), Modules(moved.new))
     if wrong:

@@ -109,8 +109,7 @@ def _verify(paths: Paths, args: argparse.Namespace) -> int:
 
 def _scan(paths: Paths, args: argparse.Namespace) -> int:
     rows = scan(paths, releases(args.range))
-    pin = load_lock(paths.lock).vllm.version
-    report, text = paths.build / "rebase" / "scan.md", scan_markdown(rows, pin)
+    report, text = paths.build / "rebase" / "scan.md", scan_markdown(paths, rows)
     write_atomically(report, text)
     print(f"{text}{report}: written")
     return worst(row.status for row in rows.values()).exit_code

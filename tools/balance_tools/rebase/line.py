@@ -81,6 +81,7 @@ def move_all(paths: Paths, lock: Lock, own: Own) -> list[Moved]:
             pristine_tree(old, paths, package),
             pristine_tree(lock.packages[package], paths, package),
             own,
+            lock.packages[package].version,
         )
         for package, old in load_lock(paths.lock).packages.items()
     ]

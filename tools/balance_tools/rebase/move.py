@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from balance_tools.advisories.table import is_mended
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
@@ -76,9 +77,16 @@ class Moved:
 
 
 def move_series(
-    package: str, series: Series, old: Path, new: Path, own: Own | None = None
+    package: str,
+    series: Series,
+    old: Path,
+    new: Path,
+    own: Own | None = None,
+    version: str = "0",
 ) -> Moved:
     """Move a series from one tree of upstream to another; nothing is written.
+
+    `version` is that of the new tree: a patch that it has no need of is left out.
 
     Raises:
         ToolError: it does not apply to the old tree.
@@ -90,8 +98,14 @@ def move_series(
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
         mine = own.get(key, patch)
-        if mine is None:
-            said = ("left out by a person",)
+        mended = is_mended(patch, version)
+        if mine is None or mended:
+            why = (
+                f"mended in {patch.header.get('Mended-In')}"
+                if mended
+                else "by a person"
+            )
+            said = (f"left out: {why}",)
             results.append(PatchResult(*key, Status.UNTOUCHED, (), said, dropped=True))
             continue
         upstream = {file.path: _read(new, now, file.path) for file in mine.files}

@@ -9,9 +9,11 @@ from dataclasses import replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from balance_tools.advisories.table import State
 from balance_tools.contract.fit import Finding, read_pin
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
+from balance_tools.rebase.answers import answers_there
 from balance_tools.rebase.bump import PACKAGE, Judged, judge
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
@@ -69,8 +71,9 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
     return rows
 
 
-def scan_markdown(rows: Mapping[str, Judged], pin: str) -> str:
+def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     """Return the table and the reasons."""
+    pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
     checked = [row for row in placed if not row.wrong]
     lines = [
@@ -80,8 +83,12 @@ def scan_markdown(rows: Mapping[str, Judged], pin: str) -> str:
         f"hooks fit): {len(checked)} of {len(rows)}.",
         "",
     ]
-    cells = [(version, row.status.label) for version, row in rows.items()]
-    lines += table(("release", "status"), cells)
+    cells = []
+    for version, row in rows.items():
+        answers = answers_there(paths, version, row.every)
+        is_open = [one for one in answers if one.state is State.OPEN]
+        cells.append((version, row.status.label, len(is_open)))
+    lines += table(("release", "status", "open advisories"), cells)
     lines += ["", "## What a person must decide", ""]
     for version, row in rows.items():
         for patch in row.results:

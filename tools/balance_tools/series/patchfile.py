@@ -38,6 +38,11 @@ class Header:
         return None if value is None else str(value)
 
     @property
+    def advisories(self) -> tuple[str, ...]:
+        """The published vulnerabilities that it mends, one an `Advisory:` line."""
+        return tuple(map(str, self.fields.get_all("Advisory", [])))
+
+    @property
     def relies_on(self) -> tuple[tuple[str, ...], ...]:
         """Upstream symbols that the patch needs but does not touch.
 

@@ -1,14 +1,17 @@
-"""The bill of materials in a wheel (PEP 770), in CycloneDX.
+"""The bill of materials in a wheel (PEP 770), and its VEX, both in CycloneDX.
 
-It says what the wheel carries, not what it requires: upstream's packages with the
-files that they come from, our patches of them as pedigree, the kernels, and our own
-code. The same sources always give the same text: no time and no random number.
+The bill says what the wheel carries, not what it requires: upstream's packages with
+the files that they come from, our patches of them as pedigree, the kernels, and our own
+code. The VEX says of each published vulnerability what holds in this wheel. The same
+sources always give the same text: no time of a build and no random number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
+from datetime import datetime, time, timezone
+from urllib.parse import quote
 
 from cyclonedx.model import (
     AttachedText,
@@ -27,12 +30,27 @@ from cyclonedx.model.component import (
     PatchClassification,
     Pedigree,
 )
-from cyclonedx.model.issue import IssueClassification, IssueType
+from cyclonedx.model.impact_analysis import (
+    ImpactAnalysisJustification,
+    ImpactAnalysisResponse,
+    ImpactAnalysisState,
+)
+from cyclonedx.model.issue import IssueClassification, IssueType, IssueTypeSource
 from cyclonedx.model.license import LicenseExpression
+from cyclonedx.model.vulnerability import (
+    BomTarget,
+    Vulnerability,
+    VulnerabilityAnalysis,
+    VulnerabilityRating,
+    VulnerabilityReference,
+    VulnerabilitySeverity,
+    VulnerabilitySource,
+)
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
+from balance_tools.advisories.table import ADVISORY, Answer, State
 from balance_tools.series import patchfile
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import Artifact
@@ -41,8 +59,9 @@ from balance_tools.wheel.upstream_metadata import values_of
 
 FOLDER = "sboms"
 """Below the dist-info of the wheel."""
-BILL = "vllm.cdx.json"
+BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
 OURS_LICENCE = "Apache-2.0"
+SOURCE = "GitHub Advisories"
 
 
 def bill_of(plan: WheelPlan) -> Bom:
@@ -55,12 +74,26 @@ def bill_of(plan: WheelPlan) -> Bom:
     bom = Bom(components=parts)
     bom.metadata.component = whole
     bom.register_dependency(whole, parts)
-    return settle(bom)
+    return _settled(bom)
 
 
-def settle(bom: Bom) -> Bom:
-    """Replace the serial number, which is random, by one that the content gives."""
-    bom.metadata.timestamp = None  # type: ignore[assignment]
+def vex_of(plan: WheelPlan, bill: Bom) -> Bom:
+    """What holds in the wheel of a bill, as of the day when the table was gathered.
+
+    A document of its own, for scanners take it apart from the bill; it names what it
+    is about by the bill's serial number.
+    """
+    (vllm,) = (part for part in bill.components if part.name == plan.settings.name)
+    ref = quote(str(vllm.bom_ref.value), safe="")
+    target = f"urn:cdx:{bill.serial_number}/{bill.version}#{ref}"
+    bom = Bom(vulnerabilities=[_vulnerability(one, target) for one in plan.answers])
+    day = datetime.combine(plan.advisories.gathered, time(), timezone.utc)
+    return _settled(bom, day)
+
+
+def _settled(bom: Bom, day: datetime | None = None) -> Bom:
+    """With a serial number that the content gives instead of a random one."""
+    bom.metadata.timestamp = day  # type: ignore[assignment]
     bom.serial_number = uuid.UUID(int=0)
     digest = hashlib.sha256(text_of(bom).encode()).hexdigest()
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, digest)
@@ -123,7 +156,54 @@ def _patch(patch: patchfile.Patch) -> Patch:
     issue = IssueType(
         type=IssueClassification.ENHANCEMENT, name=patch.name, description=said
     )
+    mended = [
+        IssueType(
+            type=IssueClassification.SECURITY,
+            id=name,
+            source=IssueTypeSource(name=SOURCE, url=XsUri(ADVISORY.format(name))),
+        )
+        for name in patch.header.advisories
+    ]
     text = AttachedText(content=patch.raw.decode("utf-8"))
     return Patch(
-        type=PatchClassification.UNOFFICIAL, diff=Diff(text=text), resolves=[issue]
+        type=PatchClassification.UNOFFICIAL,
+        diff=Diff(text=text),
+        resolves=[issue, *mended],
+    )
+
+
+ANALYSES = {
+    State.OPEN: ImpactAnalysisState.EXPLOITABLE,
+    State.MENDED: ImpactAnalysisState.RESOLVED_WITH_PEDIGREE,
+    State.NOT_AFFECTED: ImpactAnalysisState.NOT_AFFECTED,
+    State.UPSTREAM: ImpactAnalysisState.RESOLVED,
+}
+
+
+def _vulnerability(answer: Answer, target: str) -> Vulnerability:
+    """One advisory, by its CVE where it has one."""
+    one, state = answer.advisory, answer.state
+    analysis = VulnerabilityAnalysis(state=ANALYSES[state], detail=answer.text)
+    if state is State.OPEN and one.workaround:
+        analysis.responses.add(ImpactAnalysisResponse.WORKAROUND_AVAILABLE)
+    elif state is State.OPEN:
+        analysis.state = ImpactAnalysisState.IN_TRIAGE
+    elif state is State.NOT_AFFECTED:
+        why = ImpactAnalysisJustification
+        absent = bool(one.lacks)
+        analysis.justification = (
+            why.CODE_NOT_PRESENT if absent else why.CODE_NOT_REACHABLE
+        )
+    list_of = VulnerabilitySource(name=SOURCE, url=XsUri(ADVISORY.format(one.id)))
+    severity = VulnerabilitySeverity(one.severity.split()[0])
+    return Vulnerability(
+        id=one.cve or one.id,
+        bom_ref=one.id,
+        source=None if one.cve else list_of,
+        references=[VulnerabilityReference(id=one.id, source=list_of)],
+        ratings=[VulnerabilityRating(severity=severity)],
+        description=one.what,
+        workaround=one.workaround if state is State.OPEN else None,
+        analysis=analysis,
+        affects=[BomTarget(ref=target)],
     )

@@ -48,6 +48,16 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         own_files={n: sha256_of(wheel_root / n) for n in own_files(plan, wheel_root)},
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
+        advisories={
+            answer.advisory.id: {
+                "cve": answer.advisory.cve,
+                "severity": answer.advisory.severity,
+                "state": answer.state.value,
+                "answer": answer.text,
+            }
+            for answer in plan.answers
+        },
+        advisories_gathered=plan.advisories.gathered.isoformat(),
     )
     return json.dumps(asdict(record), indent=1) + "\n"
 

@@ -15,6 +15,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from balance_tools.advisories.table import (
+    TABLE_NAME,
+    Answer,
+    Table,
+    load_advisories,
+    patched_in,
+)
 from balance_tools.distribution import (
     SETTINGS_NAME,
     Choice,
@@ -73,6 +80,14 @@ class WheelPlan:
     """Path below licenses/ to source."""
     kernels: Stage | None
     """Where the kernels lie; None for a wheel without."""
+    advisories: Table
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What holds in this wheel for each published vulnerability."""
+        release = Version(self.lock.vllm.version)
+        patched = patched_in(self.paths.root, self.lock)
+        return self.advisories.answers(release, patched)
 
     @property
     def version(self) -> str:
@@ -250,4 +265,5 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         requirements=tuple(reconcile(wanted, target.drops)),
         licences=licence_files(paths.root, pristine),
         kernels=stage_of(paths, lock, choice, target.device_type),
+        advisories=load_advisories(paths.root / TABLE_NAME),
     )

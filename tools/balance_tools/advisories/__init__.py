@@ -1,0 +1,1 @@
+"""Published vulnerabilities of what we ship, and what this project answers."""
