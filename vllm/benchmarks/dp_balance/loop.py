@@ -15,7 +15,8 @@ from .requests.request import SimRequest
 from .step_time.model import Loads
 
 SYNC_STEPS = 32
-"""Steps between two in which vLLM's ranks agree whether a wave has ended."""
+"""Steps between two in which vLLM's ranks agree whether a wave has ended; a rank alone
+knows it at once."""
 
 
 class StepRecord(NamedTuple):
@@ -83,6 +84,7 @@ class Cluster:
         """Of the steps that were scheduled and have not ended."""
         self._totals: list[StepTotals] = []
         self._now, self._wave, self._step = 0.0, 0, 0
+        self._sync_steps = SYNC_STEPS if len(engine.counts()) > 1 else 1
         self._routed: list[tuple[int, SimRequest]] = []
         """What arrived while the step ran, each with its rank."""
 
@@ -143,7 +145,7 @@ class Cluster:
         engine, controller = self._engine, self._controller
         self._tell_coordinator()
         self._step += 1
-        if self._step % SYNC_STEPS == 0 and not engine.has_work():
+        if self._step % self._sync_steps == 0 and not engine.has_work():
             self._wave, self._step = self._wave + 1, 0
             self._in_flight.clear()  # nothing was left to compute
             engine.end_wave()

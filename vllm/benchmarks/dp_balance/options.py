@@ -9,10 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from vllm.v1.core.sched.balance.policies import ALONE
+
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
-from .policies import OWN, RIVALS, make_controller
+from .policies import OWN, RIVALS, PolicySpec, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
@@ -36,12 +38,12 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = f"Any of {', '.join(OWN)}, and rules of other engines: {', '.join(RIVALS)} "
     text += "(N steps). Parameters follow a colon: cap:margin=1. "
-    text += f"Default: {' '.join(OWN)}."
-    add("--policy", nargs="+", default=list(OWN), metavar="NAME", help=text)
+    text += f"Default: {' '.join(OWN)}; of one rank: off adaptive."
+    add("--policy", nargs="+", metavar="NAME", help=text)
     text = "Specify to disable tqdm progress bar."
     add("--disable-tqdm", action="store_true", help=text)
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
-    add("--data-parallel-size", "-dp", type=whole(2, MOST_RANKS), default=4)
+    add("--data-parallel-size", "-dp", type=whole(1, MOST_RANKS), default=4)
     text = "What the instance does of a request: a prefill instance ends it at its "
     text += "first token; to a decode instance it comes with its KV cache, which takes "
     text += "no time here, and all policies but off are the same."
@@ -145,11 +147,19 @@ def policies_from(args: argparse.Namespace) -> list[str]:
     """The policies asked for, once each.
 
     Raises:
-        UsageError: there is none of one of the names.
+        UsageError: there is none of one of the names, or it does nothing on one rank.
     """
-    for name in args.policy:
+    is_alone = args.data_parallel_size == 1
+    own = ("off", *ALONE) if is_alone else OWN
+    policies = args.policy or own
+    for name in policies:
         make_controller(name)
-    return list(dict.fromkeys(args.policy))
+        if is_alone and PolicySpec.parse(name).name in {*OWN} - {*own}:
+            raise UsageError(
+                f"--policy {name}: needs ranks that wait for each other, and "
+                f"--data-parallel-size is 1; choose from {', '.join(own)}."
+            )
+    return list(dict.fromkeys(policies))
 
 
 def scenario_from(args: argparse.Namespace) -> Scenario:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group import (
+    Alone,
     RowExchange,
     check_identity,
     identity_of,
@@ -57,17 +58,20 @@ def create_balance_gate(
     name = parallel_config.data_parallel_balance
     if name == "off":
         return None
+    size = parallel_config.data_parallel_size
     logger.info(
-        "Data parallel balance scheduling is on: policy %s, %d ranks.",
+        "Data parallel balance scheduling is on: policy %s, %s.",
         name,
-        parallel_config.data_parallel_size,
+        f"{size} ranks" if size > 1 else "this rank by itself",
     )
-    exchange = RowExchange(
-        timeout_of(parallel_config),
-        identity_of(parallel_config),
-        parallel_config.data_parallel_rank,
-        parallel_config.data_parallel_size,
-    )
+    exchange: RowExchange | Alone = Alone(partial(limits_of, scheduler))
+    if size > 1:  # upstream says 1 to each rank of a dense model
+        exchange = RowExchange(
+            timeout_of(parallel_config),
+            identity_of(parallel_config),
+            parallel_config.data_parallel_rank,
+            size,
+        )
     scheduler_config = vllm_config.scheduler_config
     return BalanceGate(
         scheduler,
@@ -99,16 +103,16 @@ def start_balance_gate(core: "EngineCore") -> None:
 class BalanceGate:
     """Holds the decision that the ranks took together after the last step.
 
-    The engine core calls `exchange` once per step. `Scheduler.schedule` asks the permit
-    for the step, which has `holds`, `skip`, `clip` and `clip_running`, and calls
-    `put_back` at the end of its pass.
+    The engine core calls `exchange` once per step, or `end_step` where the rank waits
+    for no other. `Scheduler.schedule` asks the permit for the step, which has `holds`,
+    `skip`, `clip` and `clip_running`, and calls `put_back` at the end of its pass.
     """
 
     def __init__(
         self,
         scheduler: "Scheduler",
         new_policy: Callable[[], Policy],
-        exchange: RowExchange,
+        exchange: RowExchange | Alone,
         stats: BalanceStats,
         short_first: bool = False,
     ) -> None:
@@ -188,6 +192,16 @@ class BalanceGate:
         All ranks know from the same all-reduce whether any is `active`, which is to
         have unfinished requests: at the end of a wave all of them skip the gather.
         """
+        if active and group is not self._group:
+            self._join(group, tell_clients)
+        self._end_step(wave, step, active)
+
+    def end_step(self) -> None:
+        """Ends a step of a rank alone; in a group, `exchange` does that later."""
+        if isinstance(self._exchange, Alone):
+            self._end_step(0, 0, self._scheduler.has_unfinished_requests())
+
+    def _end_step(self, wave: int, step: int, active: bool) -> None:
         now = time.monotonic()
         if self.held:
             keep_prefill_interval(self._scheduler)
@@ -195,8 +209,6 @@ class BalanceGate:
             self._exchange.rest(wave, step)
             self.reset()
             return
-        if group is not self._group:
-            self._join(group, tell_clients)
         row = self.measure(wave, step, now)
         snapshot = self._exchange.gather(row)
         exchanged = time.monotonic()

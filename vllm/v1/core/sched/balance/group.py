@@ -194,3 +194,30 @@ class RowExchange:
         if is_failure:
             logger.error("Data parallel balance: %s.", self._watch.blame())
         self._watch.leave(after_error=is_failure)
+
+
+class Alone:
+    """What a rank that waits for no other has instead of a `RowExchange`."""
+
+    def __init__(self, limits: Callable[[], Limits]) -> None:
+        """Takes what tells the rank's limits."""
+        self._limits = limits
+
+    def start(self) -> None:
+        """Nobody else need know what it does."""
+
+    def join(self, *_: object) -> None:
+        """It has no group."""
+
+    def begin_step(self) -> None:
+        """It depends on no other rank."""
+
+    def gather(self, row: Row) -> Snapshot:
+        """Its own row."""
+        return Snapshot.from_rows([row], [self._limits()])
+
+    def rest(self, wave: int, step: int) -> None:
+        """It depends on no other rank."""
+
+    def close(self, error: BaseException | None) -> None:
+        """It leaves nobody."""

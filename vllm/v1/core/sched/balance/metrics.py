@@ -108,11 +108,12 @@ class BalanceStats:
         """One exchange: what was decided, from what, and how long it took."""
         verb = "admit" if decision.admit else "hold"
         self._decisions[self._policy, verb, decision.reason] += 1
-        self._values["exchange_seconds"].append(exchange_seconds)
         both = zip(snapshot.running, snapshot.prefill_tokens, strict=True)
         tokens = [running + prefill for running, prefill in both]
-        if most := max(tokens):
-            self._values["ratio"].append(sum(tokens) / (len(tokens) * most))
+        if len(tokens) > 1:
+            self._values["exchange_seconds"].append(exchange_seconds)
+            if most := max(tokens):
+                self._values["ratio"].append(sum(tokens) / (len(tokens) * most))
         if self._rank == 0 and decision.reason in _WARNINGS:
             what = _WARNINGS[decision.reason]
             logger.warning_once(

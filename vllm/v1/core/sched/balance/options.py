@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.policies import ALONE
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -25,12 +26,12 @@ _FLAG = "--data-parallel-balance"
 
 
 def check_balance_config(parallel_config: "ParallelConfig") -> None:
-    """Refuses a deployment that has no ranks to balance.
+    """Refuses a deployment for which the policy would do nothing.
 
     Raises:
-        ValueError: balance is on for one rank, for a model without MoE layers, or
-            with upstream's front-end in Rust; or a dispatch is given where no front-end
-            chooses among ranks.
+        ValueError: the policy needs ranks that wait for each other, and there are none;
+            or balance is on with upstream's front-end in Rust; or a dispatch is given
+            where no front-end chooses among ranks.
     """
     policy = parallel_config.data_parallel_balance
     dispatch = parallel_config.data_parallel_dispatch
@@ -57,16 +58,20 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
 
 def _check_ranks(parallel_config: "ParallelConfig", is_moe: bool | None) -> None:
     policy = parallel_config.data_parallel_balance
+    if policy in ALONE:
+        return
     if is_moe is False:
         raise ValueError(
             f"{_FLAG} {policy}: the data parallel ranks of a model without MoE "
             "layers do not step in lock step, so there is nothing to balance. "
-            f"Remove the flag or use {_FLAG} off."
+            f"Use {_FLAG} adaptive, which gathers the prompts of each rank by itself, "
+            "or remove the flag."
         )
     if parallel_config.data_parallel_size == 1:
         raise ValueError(
             f"{_FLAG} {policy} needs at least two data parallel ranks, but "
-            "data_parallel_size is 1. Set --data-parallel-size, or remove the flag."
+            "data_parallel_size is 1. Set --data-parallel-size; or use adaptive, which "
+            "gathers the prompts of one rank; or remove the flag."
         )
 
 
@@ -87,7 +92,8 @@ def check_balance_scheduler(
         return
     model = vllm_config.model_config
     _check_ranks(vllm_config.parallel_config, None if model is None else model.is_moe)
-    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+    has_group = vllm_config.parallel_config.data_parallel_size > 1
+    if has_group and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         raise ValueError(
             f"{_FLAG} {policy}: the engine runs in its caller's process "
             "(VLLM_ENABLE_V1_MULTIPROCESSING=0, which external_launcher implies), "

@@ -14,7 +14,15 @@ from .decision import OPEN, Decision, Policy
 from .guard import Guard
 from .simple import Align, Cap
 
-__all__ = ["OPEN", "POLICIES", "SHORT_FIRST", "Decision", "Policy", "create_policy"]
+__all__ = [
+    "ALONE",
+    "OPEN",
+    "POLICIES",
+    "SHORT_FIRST",
+    "Decision",
+    "Policy",
+    "create_policy",
+]
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "cap": Cap,
@@ -25,6 +33,9 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 SHORT_FIRST = frozenset({"adaptive"})
 """Those with which short prompts pass long ones; see `order.py`."""
+
+ALONE = frozenset({"adaptive"})
+"""Those that gain something where no rank waits for another."""
 
 
 def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:

@@ -168,10 +168,11 @@ class Adaptive:
     def _wait(self, snapshot: Snapshot, seconds: float) -> None:
         """Adds a step's waiting, more on full ranks and for old requests.
 
-        A rank with more requests than others ends last, and must not wait for these.
-        Half of it grows with the square of the age, as a share of the mean square of
-        whoever waited lately, so that on average a second counts as one: the last
-        percent of the first tokens are those of the oldest.
+        A rank with more requests than others ends last, and must not wait for these;
+        one that is alone must not keep those waiting who wait for a slot. Half of it
+        grows with the square of the age, as a share of the mean square of whoever
+        waited lately, so that on average a second counts as one: the last percent of
+        the first tokens are those of the oldest.
         """
         pending = snapshot.pending
         if len(self._waiting) != len(pending):
@@ -187,6 +188,8 @@ class Adaptive:
         ages = [(1 + square / usual) / 2 for square in squares]
         places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
         mean = sum(places) / len(places)
+        if len(places) == 1 and mean:
+            places = [_requests(snapshot)]
         self._waiting = [
             waited + seconds * n * place / mean * age if n else 0.0
             for waited, n, place, age in zip(
@@ -252,8 +255,9 @@ class Adaptive:
         all that have no first token by the step. Short answers are so given before more
         prompts are begun, but a queue is not kept waiting for them. In a closed loop
         nothing is spared: whoever ends is replaced by one that waits for the release.
+        Nor on a rank alone, where a step more for few decodes only comes later.
         """
-        if self._flow.is_closed:
+        if self._flow.is_closed or len(snapshot.running) == 1:
             return False
         served = [min(work, budget) for work in self._pending(snapshot)]
         seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
