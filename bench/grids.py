@@ -1,4 +1,4 @@
-"""What is simulated: regimes, deployments of upstream, agents, instances of one role.
+"""What is simulated: regimes, one rank, deployments of upstream, agents, single roles.
 
 Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
 dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
@@ -206,6 +206,23 @@ def regimes() -> Iterator[Cell]:
             yield Cell(labels, scenario, policies, (2, 4))
 
 
+# ---- One rank
+
+
+def one_rank() -> Iterator[Cell]:
+    """Windows of traces by what leaving the graph for a prompt costs, and by slots."""
+    loads = None, 0.6, 0.9
+    for c in (0.0, 0.034, 0.11):
+        for slots in (16, 64, FILLING):
+            regime = Regime(1, slots, cost=replace(USUAL.cost, c=c))
+            for window in regime.windows:
+                for load in loads:
+                    labels = {"c": c, "slots": slots, "of": window.trace, "load": load}
+                    scenario, rate = regime.scenario(window), window.rate()
+                    policies = "adaptive", "off", "eb"
+                    yield Cell(labels, scenario, policies, (0,), load, rate)
+
+
 # ---- Deployments of upstream
 
 
@@ -331,6 +348,7 @@ def agents() -> Iterator[Cell]:
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
+    "one_rank": one_rank,
     "deployments": deployments,
     "agents": agents,
 }

@@ -231,6 +231,24 @@ def servers(results: Results) -> Rows:
     return by_trace(results, head, MEAN, *(each for pair in pairs for each in pair))
 
 
+def one_rank(results: Results) -> Rows:
+    """On a rank that waits for no other: figures of `adaptive` over those of `off`."""
+    head = ["c, ms", "slots", "time", "worst", "TTFT p50", "most", "TTFT p99", "most"]
+    rows: Rows = [[*head, "`eb`: time", "worst"]]
+    for (c, slots), cells in groups(results["one_rank"]["cells"], "c", "slots").items():
+        rows.append([f"{1e3 * c:g}", f"{slots}"])
+        for policy, name in (
+            *(("adaptive", each) for each in (MEAN, "median_ttft_ms", TAIL)),
+            ("eb", MEAN),
+        ):
+            ratios = [figure(x, policy, name) / figure(x, "off", name) for x in cells]
+            worst = f"{max(ratios):.3f}" if name == MEAN else f"{max(ratios):.2f}"
+            if name == MEAN and policy == "adaptive":
+                worst += f" ({place(cells[ratios.index(max(ratios))])})"
+            rows[-1] += [f"{geometric(ratios):.2f}", worst]
+    return rows
+
+
 # ---- Deployments
 
 
@@ -340,7 +358,7 @@ def costs(part: str) -> Callable[[Results], Rows]:
 def made(results: Results) -> Rows:
     """What each result was made with."""
     rows: Rows = [["result", "made with", "policies"]]
-    for name in ("regimes", "deployments", "agents"):
+    for name in ("regimes", "one_rank", "deployments", "agents"):
         head = results[name]
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
@@ -352,7 +370,7 @@ def made(results: Results) -> Rows:
 TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
-        *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers),
+        *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
         *(deployments, devices, agents, roles, made),
     )
 } | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}

@@ -1,0 +1,125 @@
+"""Where no rank waits for another, `adaptive` gathers the prompts of each by itself."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from vllm import LLM, SamplingParams
+from vllm.v1.core.sched.balance.gate import start_balance_gate
+from vllm.v1.core.sched.balance.policies import OPEN, Decision
+from vllm.v1.request import RequestStatus
+
+from hugging_face import NEW_TOKENS
+from schedulers import engine_config, make_scheduler, prompt_request, step
+from test_greedy_equality import assert_all_served, assert_equal
+from test_modes import NGRAM
+from vllm_server import Server
+
+ADAPTIVE = ("--data-parallel-balance", "adaptive")
+HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
+
+
+def assert_each_decided(server, ranks):
+    """By itself: there was no exchange."""
+    decisions, exchanges = server.settled_metrics(
+        "vllm:dp_balance_decisions_total", "vllm:dp_balance_exchange_seconds_count"
+    )
+    assert sorted(decisions) == list(range(ranks))
+    assert min(decisions.values()) > 0
+    assert sum(exchanges.values()) == 0
+
+
+def test_the_ranks_of_a_dense_model(dense_model, dense_samples, tmp_path):
+    with Server(tmp_path, dense_model, "-dp", "2", *ADAPTIVE) as server:
+        assert_equal(server, dense_samples, concurrency=16)
+        assert_all_served(server, 2)
+        assert_each_decided(server, 2)
+    assert "policy adaptive, this rank by itself" in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-tp", "2", "--num-gpu-blocks-override", "24", "--max-model-len", "320"),
+        pytest.param(
+            (
+                *("-pp", "2", "--distributed-executor-backend", "mp"),
+                *("--max-num-batched-tokens", "48"),
+                *("--scheduling-policy", "priority"),
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (
+                *("--no-enable-chunked-prefill", "--no-async-scheduling"),
+                *("--speculative-config", json.dumps(NGRAM)),
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["tensor parallel, a cache that fills", "a pipeline, priorities", "drafts"],
+)
+def test_one_rank(options, moe_model, moe_samples, tmp_path):
+    slots = ("--max-num-seqs", "8")
+    with Server(tmp_path, moe_model, *slots, *ADAPTIVE, *options) as server:
+        assert_equal(server, moe_samples, concurrency=16)
+        assert_equal(server, moe_samples, concurrency=1)  # prefixes cached by now
+        assert_each_decided(server, 1)
+
+
+def test_an_engine_in_the_process_of_its_caller(moe_model, moe_samples, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = LLM(
+        model=str(moe_model),
+        **{"max_num_seqs": 4, "enforce_eager": True, "max_model_len": 1024},
+        data_parallel_balance="adaptive",
+        disable_log_stats=False,
+    )
+    try:
+        answers = llm.generate(
+            [{"prompt_token_ids": list(sample.prompt)} for sample in moe_samples],
+            SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
+        )
+        got = [tuple(answer.outputs[0].token_ids) for answer in answers]
+        assert got == [tuple(sample.tokens) for sample in moe_samples]
+        names = {metric.name: metric for metric in llm.get_metrics()}
+        assert names["vllm:dp_balance_decisions"].value > 0
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture
+def alone(moe_model):
+    config = engine_config(moe_model, data_parallel_balance="adaptive")
+    return make_scheduler(config)
+
+
+def test_a_step_is_decided_from_the_rank_s_own_row(alone):
+    gate, seen = alone.balance_gate, []
+
+    def decide(snapshot):
+        seen.append(snapshot)
+        return HOLD if snapshot.pending[0] else OPEN
+
+    gate.policy = SimpleNamespace(decide=decide, reset=lambda: None, learned=None)
+    start_balance_gate(SimpleNamespace(scheduler=alone, vllm_config=alone.vllm_config))
+    alone.add_request(prompt_request("first", [1] * 30, 20))
+    step(alone)
+    gate.end_step()
+    alone.add_request(prompt_request("second", [2] * 20, 20))
+    gate.end_step()
+    assert [row.pending for row in seen] == [(0,), (1,)]
+    assert seen[-1].max_running == (alone.max_num_running_reqs,)
+    step(alone)
+    assert not alone.requests["second"].num_computed_tokens
+    assert gate.held
+
+
+def test_what_it_remembers_ends_with_its_last_request(alone):
+    gate = alone.balance_gate
+    alone.add_request(prompt_request("only", [1] * 30, 1))
+    gate.apply(HOLD)
+    gate.end_step()
+    alone.finish_requests("only", RequestStatus.FINISHED_ABORTED)
+    gate.end_step()
+    assert gate.decision == OPEN
