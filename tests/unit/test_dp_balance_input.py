@@ -22,7 +22,7 @@ NAMED = (
 )
 """Options that are named as they were given."""
 NUMBERS = {
-    "--data-parallel-size": "1 0 x 1e9",
+    "--data-parallel-size": "0 x 1e9",
     "--max-num-seqs": "0 1.5 99999999",
     "--num-prompts": "0 1e18",
     "--max-concurrency": "0",
@@ -175,3 +175,12 @@ def test_recommend():
             run(recommend, "--policy", policy)
     with pytest.raises(UsageError, match="name a policy to compare it with"):
         run(recommend, "--policy", "off")
+
+
+def test_one_rank_compares_what_does_something_there(capsys):
+    run(simulate, "--data-parallel-size", "1", "--num-prompts", "64")
+    table = capsys.readouterr().out
+    assert "adaptive" in table
+    assert "align" not in table
+    with pytest.raises(UsageError, match="--policy cap: needs ranks that wait"):
+        run(simulate, "--data-parallel-size", "1", "--policy", "off", "cap")
