@@ -3,7 +3,7 @@
 # PYTHON3   the interpreter that makes .venv (3.10 to 3.13)
 # HOSTS     options of test-hosts: --every for three hosts and all restarts, -rP for numbers
 # ASCEND    options of test-ascend: -k NAME; -n 0 for one after the other, with --pdb or -s
-# SLOW      options of test-slow-engine: -k NAME
+# SLOW      options of test-slow-engine: -k NAME; -m ci for those of .ci/run
 # RELEASE   options of release: --trial for a trial
 # TARGET    reference (default) or ascend;  PYTHON, ARCH, KERNELS, SOC: of an Ascend wheel
 PYTHON3 ?= python3
@@ -61,7 +61,8 @@ test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 test-python: vendor wheel  ## what another Python can change
 	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
 
-test-wheel: wheels  ## build, install, inspect and uninstall wheels
+test-wheel: $(VENV)  ## build, install, inspect and uninstall two wheels
+	$(TOOL) wheel --here
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel

@@ -23,7 +23,10 @@ if [ -z "$trial" ]; then
     day='([0-9]{4}-[0-9]{2}-[0-9]{2})'
     sed -nE "s/^## (.*) \($day\)$/\1/p" CHANGELOG.md | grep -Fxq "$version" ||
         fail "CHANGELOG.md: expected a section '## $version (YYYY-MM-DD)', found none; write it, as docs/maintainers.md says, or make a trial"
-    [ -z "$(git status --porcelain)" ] ||
+    # By an index of its own: flags in that of the checkout hide changes.
+    index=$(mktemp -d)/index
+    GIT_INDEX_FILE=$index git -c core.sparseCheckout=false read-tree HEAD
+    [ -z "$(GIT_INDEX_FILE=$index git -c core.sparseCheckout=false status --porcelain)" ] ||
         fail "$PWD: expected no changes against commit $commit, found some (git status); commit them, or make a trial"
     tagged=$(git rev-parse --verify --quiet "refs/tags/v$version^{commit}" || true)
     [ "${tagged:-$commit}" = "$commit" ] ||
@@ -37,7 +40,8 @@ trap 'rm -rf "$part"' EXIT
 PYTHONPATH=tools .venv/bin/python -m balance_tools wheel --all >"$part/SHA256SUMS"
 while read -r _ wheel; do cp "$wheel" "$part"; done <"$part/SHA256SUMS"
 (cd "$part" && sha256sum -- *.whl >SHA256SUMS && chmod 644 ./*)
-.venv/bin/python -m pytest --quiet --release="$part" tests/wheel/test_contents.py tests/wheel/test_requirements.py
+.venv/bin/python -m pytest --quiet --release="$part" tests/wheel/test_requirements.py
+.venv/bin/python -m pytest --quiet --release="$part" -m '' tests/wheel/test_contents.py # all seven
 if [ -d "$folder" ] && [ -z "$trial" ]; then
     cmp -s "$folder/SHA256SUMS" "$part/SHA256SUMS" ||
         fail "$folder: expected no release here, or the same bytes, found others; raise the revision in distribution.toml, or remove the folder if it was never published"

@@ -49,7 +49,7 @@ def _patience(monkeypatch):
     monkeypatch.setattr(vllm_server, "REQUEST_S", PROGRAM_S)
     monkeypatch.setattr(vllm_server, "SETTLE_S", PROGRAM_S)
     monkeypatch.setattr(vllm_server, "STOP_S", 300)
-    monkeypatch.setattr(vllm_server, "FOLLOW_S", 60)
+    monkeypatch.setattr(vllm_server.ServeProcess, "follow_s", 60)
 
 
 @pytest.mark.timeout(3 * PROGRAM_S)

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
 
 from vllm_server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 RANKS, SLOTS = 4, 64
 DEVICE = {"t0": 0.5, "a": 0.0, "b": 0.0, "c": 0.0}

@@ -160,7 +160,7 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
         pytest.param(
             {0: signal.SIGSTOP, 2: signal.SIGSTOP, 1: signal.SIGKILL},
             id="killed while the others are stuck",
-            marks=pytest.mark.slow,
+            marks=[pytest.mark.slow, pytest.mark.ci],
         ),
     ],
 )

@@ -41,6 +41,7 @@ def assert_all_served(server, ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
     """Synchronous, with expert parallelism."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)

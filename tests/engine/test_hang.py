@@ -15,7 +15,7 @@ from hanging_device import FILE
 from vllm_balance.doctor.server import report
 from vllm_server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 LOOK_S = 300

@@ -45,6 +45,7 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
     """Grammars are compiled during holds; urgent requests overtake and preempt."""
     options = (

@@ -37,6 +37,7 @@ def ray_address(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_ray_data_parallel(ray_address, moe_model, moe_samples, tmp_path):
     environment = {"RAY_ADDRESS": ray_address, "RAY_USAGE_STATS_ENABLED": "0"}
     options = ("-dp", str(RANKS), "--data-parallel-backend", "ray")

@@ -126,6 +126,7 @@ def error_of(stderr: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(1500)
 def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
     """With a server that its command has listen at a socket file, with TLS."""
@@ -242,6 +243,7 @@ def test_what_a_server_could_not_listen_with_is_refused(moe_model, certificate):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(1500)
 def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path):
     quiet = ["--host", "127.0.0.1", *SERVE]

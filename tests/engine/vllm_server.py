@@ -31,9 +31,6 @@ before the engines listen on them; meanwhile any connection may get one.
 STOP_S = 60
 """How long it may take to stop."""
 
-FOLLOW_S = 30
-"""How much longer its other processes may live than the first."""
-
 LOG_TAIL_LINES = 60
 
 REQUEST_S = 120
@@ -67,6 +64,9 @@ class ServeProcess:
     import the installed packages, not a source tree. `enter` goes before the command,
     to start it elsewhere on this machine: `nsenter …`.
     """
+
+    follow_s: float = 30
+    """How long its other processes may live after the first."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ServeProcess:
         # If it does not stop in time, it counts as left behind, below.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        psutil.wait_procs(processes, timeout=FOLLOW_S)
+        psutil.wait_procs(processes, timeout=self.follow_s)
         left = [p for p in {*processes, *self.processes()} if is_alive(p.pid)]
         names = []
         for process in left:

@@ -1,11 +1,11 @@
 """What git tracks: only what this project wrote, and nothing about one machine."""
 
+import functools
 import re
 import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from balance_tools.paths import Paths
 from balance_tools.run import git, listed_by_git
@@ -113,18 +113,32 @@ def test_the_guard_sees_a_copied_function(tmp_path):
     assert copied({"ours.py": copy}, [source]) == {"ours.py": source}
 
 
+INDEX = re.compile(rb"https?://([\w.-]+)(?::[\w{}.]+)?/[^\s\"'<>)]*simple\b")
+"""A page of a package index, with its host."""
+NOT_REAL = re.compile(rb"127\.0\.0\.1|host|.*\.invalid")
+
+
+def indexes_named(content):
+    """The hosts of package indexes in a file: of any, and pip's own."""
+    found = {host for host in INDEX.findall(content) if not NOT_REAL.fullmatch(host)}
+    return found | {host for host in default_indexes() if host in content}
+
+
+@functools.cache
+def default_indexes():
+    """pip's own, whatever this machine's pip is configured to ask."""
+    command = [sys.executable, "-m", "pip", "--isolated", "help", "install"]
+    said = subprocess.run(command, capture_output=True).stdout
+    return {*INDEX.findall(said)}
+
+
 def test_no_tracked_file_names_a_package_index():
-    said = ""
-    for words in (["config", "list"], ["help", "install"]):  # it tells its default
-        command = [sys.executable, "-m", "pip", *words]
-        said += subprocess.run(command, capture_output=True, text=True).stdout
-    urls = re.findall(r"https?://[^\s')]+", said)
-    hosts = {host for url in urls if (host := urlsplit(url).hostname)}
-    assert hosts
-    named = [
-        (name, host)
-        for name in tracked()
-        for host in hosts
-        if host.encode() in (PATHS.root / name).read_bytes()
-    ]
-    assert named == []
+    contents = {name: (PATHS.root / name).read_bytes() for name in tracked()}
+    named = {name: indexes_named(content) for name, content in contents.items()}
+    assert {name: hosts for name, hosts in named.items() if hosts} == {}
+
+
+def test_the_guard_sees_an_index():
+    (own,) = default_indexes()
+    assert indexes_named(b"pip asks " + own) == {own}
+    assert indexes_named(b"http://pip.company.com:8080/root/" + b"simple/") != set()

@@ -1,7 +1,6 @@
 """Wheels and environments that the tests of this folder share."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from balance_tools.distribution import (
 from balance_tools.environment.reference import make_env
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.wheel.build import build_wheel
+from balance_tools.wheel.build import OF_THIS_PYTHON, build_wheel
 from balance_tools.wheel.plan import make_plan
 from environments import Environment, make_environment
 
@@ -28,9 +27,8 @@ os.environ.pop("PYTHONPATH", None)
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = load_settings(ROOT / SETTINGS_NAME).version("0.23.0")
 """Without the label of a target."""
-THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 ASCEND = [Choice("ascend", python, arch) for python in PYTHONS for arch in ARCHES]
-HERE = Choice("ascend", THIS_PYTHON, "x86_64")
+HERE = OF_THIS_PYTHON
 """The Ascend wheel that pip installs into an environment of this Python."""
 
 Build = Callable[[Choice], Path]

@@ -20,9 +20,13 @@ from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.bill import BILL, VEX
-from conftest import ASCEND, VERSION, Build
+from conftest import ASCEND, HERE, VERSION, Build
 
-EVERY = [Choice(), *ASCEND]
+EVERY = [
+    *(Choice(), HERE),
+    # A release is inspected with them.
+    *(pytest.param(c, marks=pytest.mark.slow) for c in ASCEND if c != HERE),
+]
 MACHINES = {"x86_64": 62, "aarch64": 183}
 AI_CORE = 0x1029
 

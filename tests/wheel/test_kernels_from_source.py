@@ -24,7 +24,8 @@ from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from balance_tools.vendoring.vendor import vendor
-from conftest import ROOT, THIS_PYTHON, VERSION
+from balance_tools.wheel.build import THIS_PYTHON
+from conftest import ROOT, VERSION
 from stand_in import VERSIONS, StandIn, make_stand_in
 from test_reproducible import build_in, copy_sources
 

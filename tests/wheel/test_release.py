@@ -70,6 +70,9 @@ def test_what_is_checked_before_the_build(repository):
     changelog = repository / "CHANGELOG.md"
     changelog.write_text(changelog.read_text() + "- y\n")
     assert "expected no changes against commit" in make_release(repository)
+    git(repository, "update-index", "--skip-worktree", changelog.name)
+    assert "expected no changes against commit" in make_release(repository)
+    git(repository, "update-index", "--no-skip-worktree", changelog.name)
     assert make_release(repository, "--trial") == ""
     git(repository, "tag", f"v{VERSION}")
     changelog.write_text("## Unreleased\n\n- x\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -130,6 +131,30 @@ def refuse_missing(root: Path) -> None:
             "run `git sparse-checkout disable` or `git restore`, or `git rm` what is "
             "not wanted"
         )
+
+
+def edited(root: Path, *names: str) -> list[str]:
+    """The files that do not hold, byte for byte, what the commit has.
+
+    The index is not asked, so no flag in it hides any. One that is not there is left
+    out, as a sparse checkout does.
+    """
+    entries = git(root, "ls-tree", "-r", "-z", "HEAD", "--", *names).text.split("\0")
+    found = []
+    for about, _, name in (entry.partition("\t") for entry in entries if entry):
+        path, expected = root / name, about.split()[2]
+        content = None
+        if path.is_symlink():
+            content = os.fsencode(path.readlink())
+        elif path.is_file():
+            content = path.read_bytes()
+        elif not os.path.lexists(path):
+            continue
+        digest = hashlib.sha1 if len(expected) == 40 else hashlib.sha256
+        blob = b"blob %d\0%b" % (len(content or b""), content or b"")
+        if content is None or digest(blob).hexdigest() != expected:
+            found.append(name)
+    return found
 
 
 def tail(text: str) -> str:

@@ -39,13 +39,6 @@ def pods(document):
     return [pod for pod in found if pod]
 
 
-CONTAINERS = [c for d in documents() for p in pods(d) for c in p["spec"]["containers"]]
-COMMANDS = [one["args"][-1] for one in CONTAINERS]
-COMMANDS += [unit.read_text() for unit in UNITS]
-OPTIONS = [each.get("value") or "" for one in CONTAINERS for each in one["env"]]
-OPTIONS += re.findall(r"^OPTIONS=(.*)", (DEPLOY / "systemd/vllm.env").read_text(), re.M)
-
-
 def check(document):
     """Kubernetes' own kinds, and the pods of others, by Kubernetes' schemas."""
     if re.search(r"(x-k8s|coreos|kustomize)", document["apiVersion"]):
@@ -69,17 +62,6 @@ def test_kustomize_builds_what_the_schemas_allow(folder):
     assert done.returncode == 0, done.stderr
     for document in yaml.safe_load_all(done.stdout):
         check(document)
-
-
-def test_every_option_is_one_of_vllm():
-    """And none that makes it slower than without."""
-    folders = (ROOT / "vllm/engine", ROOT / "vllm/entrypoints")
-    known = "".join(path.read_text() for f in folders for path in f.rglob("*.py"))
-    found = set(re.findall(r"--[a-z][\w-]+", " ".join([*COMMANDS, *OPTIONS])))
-    assert len(found) > 20
-    fields = {re.sub("^--(no-)?", "", name).replace("-", "_") for name in found}
-    assert {name for name in fields if name not in known} == set()
-    assert "--api-server-count" not in found
 
 
 @needs("systemd-analyze", "systemd")

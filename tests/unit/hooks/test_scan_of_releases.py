@@ -18,6 +18,7 @@ CONFLICTING = "0.16.0"
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_line_follows_from_the_pin(line):
     with exclusive(PATHS.build / "rebase" / ".lock"):

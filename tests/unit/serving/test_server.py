@@ -61,6 +61,7 @@ def test_a_server_that_fails_twice_or_otherwise_is_an_error(
 
 def test_orphans_are_ended_and_reported(tmp_path):
     server = Imposter(tmp_path, SLEEPER + WEB_SERVER)
+    server.follow_s = 0.5  # this one is not asked to follow
     with pytest.raises(AssertionError, match="left processes behind"), server:
         pass
     child = int(server.log.read_text().split()[1])

@@ -18,7 +18,7 @@ from balance_tools.paths import Paths
 from balance_tools.rebase.answers import answers_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.move import Moved, Own
-from balance_tools.run import git
+from balance_tools.run import edited, git
 from balance_tools.series.apply import load_series
 from balance_tools.text import table
 from balance_tools.upstream.lock import Lock, dump_lock
@@ -180,7 +180,8 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
             f"{paths.root}: expected git to say what is committed, for a bump replaces "
             f"it, found {found.tail}; mend that, and run this again"
         )
-    if changed := [row[3:] for row in found.text.splitlines()]:
+    rows = [row[3:] for row in found.text.splitlines()]
+    if changed := [*dict.fromkeys([*rows, *edited(paths.root, *names)])]:
         raise ToolError(
             f"{named_in_part(changed)}: expected what git has, for a bump replaces it, "
             "found changes that are not committed; commit or stash them, and run this "

@@ -37,6 +37,10 @@ ALL = [
     Choice(),
     *(Choice("ascend", python, arch) for arch in ARCHES for python in PYTHONS),
 ]
+THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+OF_THIS_PYTHON = Choice("ascend", THIS_PYTHON, "x86_64")
+HERE = [choice for choice in ALL if choice in (Choice(), OF_THIS_PYTHON)]
+"""The reference wheel, and the Ascend wheel that tests install into this Python."""
 
 
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
@@ -115,11 +119,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "kernels from source: ascend910b1"
     add("--soc", metavar="CHIP", default="", help=text)
     add("--all", action="store_true", help="the reference and the six Ascend wheels")
+    text = "the reference, and the Ascend wheel that the tests install here"
+    add("--here", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build, and print the sha256 and the path of each wheel."""
-    paths, choices = Paths.find(), ALL if args.all else [choice_of(args)]
+    paths = Paths.find()
+    choices = ALL if args.all else HERE if args.here else [choice_of(args)]
     for wheel in build_wheels(paths, choices, paths.dist):
         print(f"{sha256_of(wheel)}  {wheel}")
     return 0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of
 from balance_tools.fingerprint import LOCK, PACKAGES, lock_sha256, series_sha256
 from balance_tools.manifest import files_of_ours, walk
-from balance_tools.run import WHEEL_SOURCES, git
+from balance_tools.run import WHEEL_SOURCES, edited, git
 from balance_tools.wheel.plan import OURS, WheelPlan
 from vllm_balance.build_info import BuildInfo
 
@@ -80,30 +77,7 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
     if head.status or changes.status or others.status:
         return None, None
     is_told = changes.text.strip() or others.text.strip()
-    return head.text.strip(), bool(is_told or any(_edited(root)))
-
-
-def _edited(root: Path) -> Iterator[str]:
-    """The files that do not hold, byte for byte, what the commit has.
-
-    One that a sparse checkout leaves out is no change; what a wheel needs of such is
-    refused elsewhere.
-    """
-    entries = git(root, "ls-tree", "-r", "-z", "HEAD").text.split("\0")
-    for about, _, name in (entry.partition("\t") for entry in entries if entry):
-        path, expected = root / name, about.split()[2]
-        if path.is_symlink():
-            content = os.fsencode(path.readlink())
-        elif path.is_file():
-            content = path.read_bytes()
-        elif os.path.lexists(path):
-            yield name
-            continue
-        else:
-            continue
-        digest = hashlib.sha1 if len(expected) == 40 else hashlib.sha256
-        if digest(b"blob %d\0%b" % (len(content), content)).hexdigest() != expected:
-            yield name
+    return head.text.strip(), bool(is_told or edited(root))
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
