@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_balance.build_info import BuildInfo, load_build_info
 from vllm_balance.doctor import command
 from vllm_balance.installed import find_installed
-from vllm_balance.terminal import print_anything
+from vllm_balance.terminal import print_anything, printing
 from vllm_balance.verify import NAMES, verify_installation
 
 NOT_BUILT = (
@@ -25,6 +25,10 @@ NOT_BUILT = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all is well, 1 when something was found."""
     print_anything()
+    return printing(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="vllm-balance", description="What is installed, and is it intact."
     )
@@ -93,3 +97,7 @@ def said_of_advisories(info: BuildInfo) -> dict[str, str]:
         if answer["state"] == "open":
             rows[f"open {name}"] = f"{answer['severity']}; {answer['answer']}"
     return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -83,7 +83,12 @@ def test_throughput_of_an_open_loop_is_that_of_the_whole_run():
     assert table_rows([off, best])[2][-1] == "+0.0%"
     assert table_rows([off, best])[2][2] == "-"
     closed = result("align", 50.0, 50.0, steady_output_throughput=250.0)
-    assert "output tok/s +150%" in advise([OFF, closed], None)
+    said = advise([OFF, closed], None)
+    assert "steady tok/s +150%" in said, "named as its column is"
+    assert "first and last turn not counted" in said
+    said = advise([off, result("align", 50.0, output_throughput=250.0, **opened)], None)
+    assert "output tok/s +150%" in said
+    assert "not counted" not in said
 
 
 SHORT = "-dp 2 --max-num-seqs 4 --input-len 600 --output-len 20 --num-seeds 1 "

@@ -12,6 +12,7 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, rea
 from vllm.benchmarks.dp_balance.requests.workload import traced_requests
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -75,6 +76,39 @@ def test_csv_with_other_names_and_requests_that_failed(tmp_path, capsys):
     assert "left out 1 of 3 requests, which have no answer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("unit", "is_csv"), [(1e3, True), (1e6, True), (1e6, False), (1e9, False)]
+)
+def test_times_since_1970_in_a_shorter_unit_are_no_seconds(unit, is_csv, tmp_path):
+    stamps = [int(unit * (1.7e9 + number)) for number in range(3)]
+    form = '{{"timestamp": {}, "input_length": 9, "output_length": 5}}'
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"] * is_csv
+    lines += [f"{s},9,5" if is_csv else form.format(s) for s in stamps]
+    (path := tmp_path / "trace").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match="give their unit with --timed-trace-sec-mul"):
+        read_trace(path)
+    rows = read_trace(path, TimedTrace(sec_multiplier=1 / unit)).rows
+    assert [row.time for row in rows] == pytest.approx([0, 1, 2], abs=1e-3)
+
+
+def test_what_is_assumed_of_times_in_a_table_is_said(tmp_path, capsys):
+    (path := tmp_path / "a.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n0,9,5\n1000,9,5\n"
+    )
+    assert read_trace(path).rows[1].time == 1000
+    assert "unless they are dates, are read as seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", [read_trace, lambda p: read_server_logs([p], 2)])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(read, tmp_path):
+    os.mkfifo(fifo := tmp_path / "fifo")
+    for path in (fifo, Path("/dev/zero")):
+        with pytest.raises(UsageError, match=f"{path}: is no regular file; write"):
+            read(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(tmp_path)
+
+
 def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path, capsys):
     trace = read_trace(written(tmp_path, MOONCAKE))
     assert trace.chunk_size == 512
@@ -108,15 +142,6 @@ def test_lengths_alone_will_do(tmp_path):
     assert read_trace(path).rows == [TraceRow(5, 7)]
     with pytest.raises(UsageError, match="timed_trace: the dataset has no times"):
         replay(path)
-
-
-def test_a_pipe_is_read_once():
-    reading, writing = os.pipe()
-    os.write(writing, AZURE.encode())
-    os.close(writing)
-    first, again = (read_trace(Path(f"/dev/fd/{reading}")) for _ in range(2))
-    os.close(reading)
-    assert len(first.rows) == len(again.rows) == 3
 
 
 def test_window(tmp_path):

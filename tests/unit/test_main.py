@@ -1,11 +1,14 @@
 import importlib
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from balance_tools.__main__ import COMMANDS, main
+from balance_tools.paths import Paths
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -26,6 +29,45 @@ def test_a_module_that_is_not_there_is_one_line(repo):
     assert code == 1
     (line,) = err.splitlines()
     assert line.startswith("error: unidiff: expected this module for the tools")
+
+
+SIMULATE = """
+import argparse, pure_vllm
+from vllm.benchmarks.dp_balance import cli
+parser = argparse.ArgumentParser()
+cli.add_cli_args(parser)
+cli.main(parser.parse_args(["simulate", "-dp", "2", "--num-prompts", "4"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "vllm_balance.cli", "doctor"], ["-c", SIMULATE]],
+    ids=["vllm-balance", "simulate"],
+)
+def test_output_that_has_no_place_ends_a_command_in_one_line(words):
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, *words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, env=environ, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode in (1, 2)
+    (line,) = [x for x in done.stderr.decode().splitlines() if "note:" not in x]
+    assert line.startswith("error: standard output: No space left on device")
+
+
+def test_the_module_of_the_command_is_the_command():
+    words = [sys.executable, "-m", "vllm_balance.cli", "verify"]
+    environ = os.environ | {"PYTHONPATH": str(Paths.find().root)}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "expected the build record of a wheel, found none" in done.stderr
 
 
 TOOL = """

@@ -3,6 +3,7 @@
 import email
 import hashlib
 import json
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 
 from balance_tools.advisories.table import load_advisories, patched_in
@@ -20,7 +22,7 @@ from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.bill import BILL, VEX
-from conftest import ASCEND, HERE, VERSION, Build
+from conftest import ASCEND, HERE, ROOT, VERSION, Build
 
 EVERY = [
     *(Choice(), HERE),
@@ -151,6 +153,19 @@ def test_licences_are_named_and_there(choice, archive):
         cann = texts["vllm_ascend/LICENSE.CANN-2.0"]
         assert cann.startswith("CANN Open Software License Agreement Version 2.0")
         assert "CANN-Open-Software-License-2.0" in str(metadata["License-Expression"])
+
+
+def test_it_takes_the_pythons_that_are_tested(archive):
+    """As the README says; upstream allows later ones."""
+    (name,) = [n for n in archive.namelist() if n.count("/") == 1 and "METADATA" in n]
+    metadata = email.message_from_bytes(archive.read(name))
+    required = SpecifierSet(str(metadata["Requires-Python"]))
+    taken = [minor for minor in range(8, 20) if f"3.{minor}.1" in required]
+    said = re.search(r"3\.(\d+) to 3\.(\d+)", (ROOT / "README.md").read_text())
+    assert said is not None
+    assert [taken[0], taken[-1]] == [int(said[1]), int(said[2])]
+    named = re.findall(r"Python :: 3\.(\d+)", str(metadata))
+    assert {*map(int, named)} <= {*taken}
 
 
 def test_entry_points_are_those_of_both_upstreams_and_ours(choice, archive, paths):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,13 +37,13 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    from vllm_balance.terminal import print_anything
+    from vllm_balance.terminal import print_anything, printing
 
     print_anything()
     try:
         arguments = sys.argv[1:] if argv is None else argv
         args = parser_for(arguments).parse_args(arguments)
-        return int(args.run(args))
+        return printing(lambda: int(args.run(args)))
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -90,4 +91,8 @@ def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    if sys.getfilesystemencoding() != "utf-8":
+        # Upstream has names in UTF-8, whatever the locale here. For children, too.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     sys.exit(main())

@@ -141,6 +141,10 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         "bad | /dev/shm | 64 MB | --shm-size=1g",
     ),
     (
+        written("/proc/self/mounts", "shm /dev/shm tmpfs nosuid,ro,size=4g 0 0\n"),
+        "bad | /dev/shm | cannot be written to | mount it so that this user can",
+    ),
+    (
         written("/etc/hosts", "127.0.0.1 localhost\n"),
         "warn | head | has no address | /etc/hosts",
     ),

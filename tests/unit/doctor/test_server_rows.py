@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from vllm_balance.cli import main
+from vllm_balance.doctor import serve, server
 from vllm_balance.doctor.lines import Line, show
+from vllm_balance.doctor.machine import Machine
+from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.server import Status, look_at, report, role_of
 
 RANK = r"""
@@ -102,6 +106,27 @@ def test_a_process_that_is_no_server_is_no_success(capsys):
     said = capsys.readouterr().out
     assert "bad      pid" in said
     assert "another program" in said
+
+
+def test_a_process_that_cannot_be_seen_has_not_ended(monkeypatch, tmp_path):
+    """As where /proc shows a user only its own ones (hidepid)."""
+    (ended := subprocess.Popen(["true"])).wait()
+    monkeypatch.setattr(server, "PROC", tmp_path)
+    (line,) = report(os.getpid())
+    assert line.found.startswith("a process that this user cannot see")
+    (line,) = report(ended.pid)
+    assert line.found == "no process (it has ended)"
+    (line,) = report(None)
+    assert (line.state, line.found) == (
+        "bad",
+        "none, of those that this user can see (hidepid)",
+    )
+
+
+def test_a_host_without_ranks_is_told_so():
+    machine = Machine(Path("/"), {}, None, Plan())
+    line, *_ = serve._lines(machine, Plan(model="m", ranks=4, local_ranks=0))
+    assert line.found == "m, none of 4 on this host"
 
 
 def test_a_status_that_a_rank_did_not_write_is_none():

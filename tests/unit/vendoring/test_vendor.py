@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.wheel.plan import make_plan
+from index_samples import make_sdist
 from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM
 
 
@@ -56,6 +58,22 @@ def test_a_sparse_checkout_is_refused_before_anything_is_written(repo):
     with pytest.raises(ToolError, match=r"four\.patch: expected what git tracks"):
         make_plan(repo.paths, Choice())
     assert repo.run("vendor")[0] == 1
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_a_locale_that_is_not_utf_8_changes_no_name(repo, locale):
+    """Upstream has names in Chinese."""
+    files = {**UPSTREAM, "vllm/\u63a8\u7406.md": "\u63a8\u7406\n"}
+    repo.lock = replace(
+        repo.lock,
+        vllm=repo.index.add("vllm-0.23.1.tar.gz", make_sdist("vllm-0.23.1", files)),
+    )
+    repo.write_lock()
+    repo.env |= {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    code, _, err = repo.run("vendor")
+    assert code == 0, err
+    assert repo.tree()["\u63a8\u7406.md"] == "\u63a8\u7406\n"
+    assert "up to date" in repo.run("vendor")[1]
 
 
 def test_a_second_run_touches_nothing_and_asks_nobody(repo):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from balance_tools.advisories.table import (
@@ -45,12 +46,17 @@ from balance_tools.wheel.requirements import (
     read_requirements,
     reconcile,
 )
-from balance_tools.wheel.upstream_metadata import entry_points_of, upstream_metadata
+from balance_tools.wheel.upstream_metadata import (
+    entry_points_of,
+    upstream_metadata,
+    values_of,
+)
 
 OURS = "vllm_balance"
 GUARD = "vllm-balance"
 """The distribution that OURS is, in every wheel."""
 PLUGIN = "vllm_ascend"
+TESTED_PYTHONS = ">=3.10,<3.14"
 LICENCES = ("LICENSE", "NOTICE")
 UPSTREAM_LICENCES = {
     "vllm": {"LICENSE": "LICENSE"},
@@ -135,6 +141,22 @@ class WheelPlan:
         name = self.kernels.wheel.filename.removesuffix(".whl")
         python, abi, platform = name.split("-")[-3:]
         return (python, abi, platform)
+
+    @property
+    def python_requires(self) -> str:
+        """What upstream allows, of the Pythons that this project is tested on."""
+        declared = self.upstreams[self.target.packages[0]].metadata["Requires-Python"]
+        return str(SpecifierSet(declared or "") & SpecifierSet(TESTED_PYTHONS))
+
+    @property
+    def classifiers(self) -> list[str]:
+        """Upstream's, but for Pythons that are not required."""
+        found, allowed = [], SpecifierSet(self.python_requires)
+        for line in values_of(self.upstreams[self.target.packages[0]], "Classifier"):
+            python = re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
+            if python is None or python[1] in allowed:
+                found.append(line)
+        return found
 
     @property
     def entry_points(self) -> EntryPoints:

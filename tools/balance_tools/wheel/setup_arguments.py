@@ -21,7 +21,7 @@ from balance_tools.wheel.bill import BILL, FOLDER, VEX, bill_of, text_of, vex_of
 from balance_tools.wheel.build_record import build_record
 from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
-from balance_tools.wheel.upstream_metadata import extras_of, values_of
+from balance_tools.wheel.upstream_metadata import extras_of
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
 EPOCH = "315532800"
@@ -48,8 +48,8 @@ def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
         "author": f"{upstream.metadata['Author']}, with changes by vllm-balance",
         "license_expression": plan.target.license,
         "license_files": [],
-        "classifiers": values_of(upstream, "Classifier"),
-        "python_requires": upstream.metadata["Requires-Python"],
+        "classifiers": plan.classifiers,
+        "python_requires": plan.python_requires,
         "packages": plan.packages,
         "package_data": {"": ["*"]},
         "include_package_data": False,

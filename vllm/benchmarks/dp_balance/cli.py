@@ -3,7 +3,10 @@
 """`vllm bench dp-balance`: the subcommands and how they report errors."""
 
 import argparse
+import errno
 import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +15,7 @@ from . import calibrate, recommend, simulate
 from .errors import UsageError
 from .trial import command as trial
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SUBCOMMANDS = {
     "simulate": (simulate, "Compare policies on a workload, in virtual time."),
     "calibrate": (
@@ -58,6 +62,18 @@ def main(args: argparse.Namespace) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         args.dp_balance_main(args)
+        sys.stdout.flush()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        is_pipe = isinstance(error, BrokenPipeError)
+        if not (is_pipe or error.filename or error.errno in FULL):
+            raise
+        # What is left of the output has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if is_pipe:  # its reader has seen enough
+            sys.exit(128 + signal.SIGPIPE)
+        where = error.filename or "standard output"
+        print(f"error: {where}: {error.strerror}.", file=sys.stderr)
         sys.exit(2)

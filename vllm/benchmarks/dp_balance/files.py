@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Text files that the user names."""
 
+import stat
 from pathlib import Path
 
 from .errors import UsageError
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Reads a file in UTF-8.
+    """Reads a regular file in UTF-8: a pipe or a device may have no end.
 
     Args:
         path: the file.
@@ -18,6 +19,11 @@ def read_text(path: Path, errors: str = "strict") -> str:
         UsageError: it cannot be read.
     """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UsageError(
+                f"{path}: is no regular file; write to one what comes out of it."
+            )
         return path.read_bytes().decode("utf-8-sig", errors)
     except OSError as error:
         raise UsageError(

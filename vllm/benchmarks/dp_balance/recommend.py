@@ -61,14 +61,17 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
             f"(±{margin:.1%} between seeds){why}."
         )
     more = best.gain(throughput, off) or 0
-    rate = "" if abs(more) < WORTHWHILE else f", output tok/s {more:+.0%}"
+    is_closed = bool(off.runs[0].first_turn)
+    counted = "; first and last turn not counted" * is_closed
+    tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called
+    rate = "" if abs(more) < WORTHWHILE else f", {tokens} {more:+.0%}"
     was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))
     has_none = was is None or is_now is None
     tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     return (
         f"Use {' '.join(server_options(best.policy))}: requests end {gain:.0%} earlier "
-        f"on average (±{margin:.0%} between seeds){rate}{tpot}, median TTFT "
+        f"on average (±{margin:.0%} between seeds{counted}){rate}{tpot}, median TTFT "
         f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
     )
 

@@ -80,6 +80,8 @@ MOONCAKE_SECONDS = 3.0
 """Mooncake's times are multiples of this; requests of one time are spread over it."""
 LONGEST = 1e9
 """Seconds that a trace may last: in longer ones the clock loses the steps."""
+LATEST = 1e11
+"""Seconds since 1970, in the year 5138: who has more counts something shorter."""
 AZURE = {
     "timestamp": "TIMESTAMP",
     "input_length": "ContextTokens",
@@ -92,6 +94,10 @@ EXPECTED = (
     "sessions of kv-cache-tester, or CSV with a head; --timed-trace-label-… says other "
     "names, and docs/simulate.md how to convert what is different"
 )
+ASSUMED_OF_CSV = (
+    "its times, unless they are dates, are read as seconds; "
+    "--timed-trace-sec-multiplier says otherwise"
+)
 ASSUMED = (
     "read as Mooncake's, whose times are milliseconds (multiples of 3 s are spread "
     "over these at random) and whose hash ids stand for 512 tokens; "
@@ -99,7 +105,6 @@ ASSUMED = (
 )
 
 
-# Every policy with every seed asks; a pipe answers once.
 @functools.lru_cache(maxsize=1)
 def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
     """Reads a trace of any of the formats.
@@ -132,6 +137,8 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
         if not is_told and any(row.time is not None for row in rows):
             print(f"note: {path}: {ASSUMED}.", file=sys.stderr)
         rows = _spread(rows)
+    elif options.sec_multiplier is None and any(row.time is not None for row in rows):
+        print(f"note: {path}: {ASSUMED_OF_CSV}.", file=sys.stderr)
     served = [row for row in rows if row.output_len]
     if not served:
         head = text.partition("\n")[0]
@@ -259,10 +266,10 @@ def _window(
             "all, or to none."
         )
     first, lasts = min(times), max(times) - min(times)
-    if not lasts <= LONGEST:
+    if not (lasts <= LONGEST and max(map(abs, times)) <= LATEST):
         raise UsageError(
-            f"{path}: its times are {lasts:.3g} s apart; give the unit of its times "
-            "with --timed-trace-sec-multiplier."
+            f"{path}: its times are {lasts:.3g} s apart, from {first:.3g} s on; give "
+            "their unit with --timed-trace-sec-multiplier (of milliseconds 0.001)."
         )
     since = (
         row._replace(time=(row.time or 0.0) - first - options.start) for row in rows

@@ -60,6 +60,13 @@ class Load:
             if getattr(self.args, name) != parser.get_default(name):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option}: the trial sets it; leave it out.")
+        if (path := Path(self.args.dataset_path or "")).exists() and not (
+            path.is_file() or path.is_dir()
+        ):
+            raise UsageError(
+                f"--dataset-path {path}: is no regular file; write to one what comes "
+                "out of it."
+            )
         self.args.disable_tqdm |= not (show_progress and sys.stderr.isatty())
         self._log = log
 
