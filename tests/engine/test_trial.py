@@ -174,9 +174,10 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
 
 
 def test_a_command_that_is_none_is_refused(trial):
-    done = trial.run(*LOAD, serve=[*SERVE, "--no-such-option"])
-    assert done.returncode == 2, done.stderr
-    assert "unrecognized arguments: --no-such-option" in error_of(done.stderr)
+    words = trial.command(*LOAD, serve=[*SERVE, "--no-such-option"])
+    said = "unrecognized arguments: --no-such-option"
+    with pytest.raises(UsageError, match=said):
+        command.trial(command.parse(words[words.index("trial") + 1 :]))
     assert not trial.out.exists()
 
 
