@@ -38,6 +38,6 @@ def printing(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if is_pipe:
             return 128 + signal.SIGPIPE
-        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        print(f"error: output: {error.strerror}", file=sys.stderr)
         return 1
     return status

@@ -17,7 +17,7 @@ RANKS = 2
 def test_each_policy(policy, moe_model, moe_samples, tmp_path):
     options = ["--data-parallel-size", str(RANKS), "--max-num-seqs", "2"]
     options += ["--data-parallel-balance", policy]
-    with Server(tmp_path, moe_model, *options) as server:
+    with Server(tmp_path, moe_model, *options, forked=True) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_all_served(server, RANKS)
         if policy == "off":

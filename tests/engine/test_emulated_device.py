@@ -62,7 +62,7 @@ def test_a_small_cache_preempts(tmp_path, moe_model):
         *("--num-gpu-blocks-override", "66"),
     ]
     quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
-    with Server(tmp_path, moe_model, *options, *quick) as server:
+    with Server(tmp_path, moe_model, *options, *quick, forked=True) as server:
         asked = prompts(24)
         first = server.complete(asked, 100, concurrency=24, ignore_eos=False)
         again = server.complete(asked, 100, concurrency=3, ignore_eos=False)

@@ -45,7 +45,7 @@ def assert_all_served(server, ranks):
 def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
     """Synchronous, with expert parallelism."""
     options = ("-dp", "4", "--enable-expert-parallel", "--no-async-scheduling", *CAP)
-    with Server(tmp_path, moe_model, *options) as server:
+    with Server(tmp_path, moe_model, *options, forked=True) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_the_gate_decided(server, 4)
         assert server.post("/reset_prefix_cache").status_code == 200
@@ -59,7 +59,7 @@ def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
 
 
 def test_tensor_parallel(moe_model, moe_samples, tmp_path):
-    with Server(tmp_path, moe_model, "-tp", "2") as server:
+    with Server(tmp_path, moe_model, "-tp", "2", forked=True) as server:
         assert_equal(server, moe_samples, concurrency=8)
 
 

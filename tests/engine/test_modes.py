@@ -35,7 +35,7 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
         *("-pp", "2", "--distributed-executor-backend", "mp"),
         *("--max-num-batched-tokens", "48"),
     )
-    with Server(tmp_path, moe_model, *BALANCE, *options) as server:
+    with Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server:
         assert_equal(server, moe_samples, concurrency=16)
         assert_equal(server, moe_samples, concurrency=8)
         assert_the_gate_decided(server, 2, holds=False)
@@ -54,7 +54,7 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
         *("--block-size", "32", "--num-gpu-blocks-override", "12"),
     )
     with (
-        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
         ThreadPoolExecutor(18) as pool,
     ):
 
@@ -129,7 +129,7 @@ def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
         *("--api-server-count", "2"),
     )
     with (
-        Server(tmp_path, moe_model, *BALANCE, *options) as server,
+        Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         expected = {str(moe_model): moe_samples, "adapted": samples(merged)}

@@ -27,7 +27,7 @@ REQUESTS = [
 @pytest.mark.parametrize("policy", [pytest.param("off", marks=pytest.mark.slow), "cap"])
 def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
     options = ("-dp", "2", "--data-parallel-balance", policy, "--max-model-len", "256")
-    with Server(tmp_path, moe_model, *options) as server:
+    with Server(tmp_path, moe_model, *options, forked=True) as server:
         for rank in (-1, 2):
             assert server.ask(rank, **GOOD).status_code == 400
         for change, status in REQUESTS:

@@ -29,7 +29,7 @@ def instance(folder: Path, model: Path, role: str, *more: str) -> Server:
     options = ["--data-parallel-balance", "adaptive", "--no-enable-prefix-caching"]
     options += ["--block-size", str(BLOCK_SIZE), *more]
     options += ["--kv-transfer-config", json.dumps(connector)]
-    return Server(Path(tempfile.mkdtemp(dir=folder)), model, *options)
+    return Server(Path(tempfile.mkdtemp(dir=folder)), model, *options, forked=True)
 
 
 @contextmanager

@@ -248,8 +248,10 @@ def test_what_a_server_could_not_listen_with_is_refused(moe_model, certificate):
 @pytest.mark.timeout(1500)
 def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path):
     quiet = ["--host", "127.0.0.1", *SERVE]
-    off = Server(tmp_path, trial.model, *SERVE, name="off")
-    cap = Server(tmp_path, trial.model, *SERVE, "--data-parallel-balance", "cap")
+    off = Server(tmp_path, trial.model, *SERVE, name="off", forked=True)
+    cap = Server(
+        tmp_path, trial.model, *SERVE, "--data-parallel-balance", "cap", forked=True
+    )
     with off, cap:
         wrong = [f"--deployment=off={off.url}", f"--deployment=adaptive={cap.url}"]
         done = trial.run(*LOAD, *wrong, serve=[])

@@ -4,6 +4,7 @@ For the tests of engine, hosts, images and wheels.
 """
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import requests
 from prometheus_client.parser import text_string_to_metric_families
+
+from fork_server import Forked, ForkServer
 
 START_S = 240
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
@@ -56,13 +59,20 @@ def direct(method, url, **how):
         return session.request(method, url, **how)
 
 
+@functools.cache
+def fork_server():
+    """The one of this process."""
+    return ForkServer()
+
+
 class ServeProcess:
     """`vllm serve MODEL OPTIONS` with all its processes; it may be headless.
 
     `python` is the interpreter of the environment in which vllm is installed.
     `folder` gets the log, `name`.log, and is the working directory: the server must
     import the installed packages, not a source tree. `enter` goes before the command,
-    to start it elsewhere on this machine: `nsenter …`.
+    to start it elsewhere on this machine: `nsenter …`. `forked` is faster, and for what
+    does not depend on how it was started: see `fork_server`.
     """
 
     follow_s: float = 30
@@ -77,9 +87,11 @@ class ServeProcess:
         environment=None,
         python=sys.executable,
         enter=(),
+        forked=False,
     ):
         self.log = folder / f"{name}.log"
         self._folder = folder
+        self._is_forked = forked
         program = (str(python), "-m", "vllm.entrypoints.cli.main")
         self._command = [*enter, *program, "serve", str(model), *options]
         self._environment = {
@@ -89,9 +101,15 @@ class ServeProcess:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             **(environment or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self):
+        if self._is_forked:
+            arguments = self._command[self._command.index("serve") :]
+            self._process = fork_server().start(
+                [*map(str, arguments)], self._environment, self._folder, self.log
+            )
+            return
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -119,7 +137,8 @@ class ServeProcess:
         assert not names, f"{self.log}: still there after {timeout:g} s: {names}"
         # Whoever waits for a process first has its status.
         statuses = {process.pid: process.returncode for process in gone}
-        return statuses.get(self._process.pid, self._process.poll())
+        status = statuses.get(self._process.pid)
+        return self._process.wait(STOP_S) if status is None else status
 
     def kill(self):
         """End every process at once, as a power failure does."""
@@ -194,6 +213,7 @@ class Server(ServeProcess):
         port=None,
         enter=(),
         name=None,
+        forked=False,
     ):
         self.port = port or free_port()
         self.url = f"http://{address}:{self.port}"
@@ -204,6 +224,7 @@ class Server(ServeProcess):
             environment=environment,
             python=python,
             enter=enter,
+            forked=forked,
         )
 
     def __enter__(self):

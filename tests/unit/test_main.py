@@ -59,7 +59,7 @@ def test_output_that_has_no_place_ends_a_command_in_one_line(words):
         done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode in (1, 2)
     (line,) = [x for x in done.stderr.decode().splitlines() if "note:" not in x]
-    assert line.startswith("error: standard output: No space left on device")
+    assert line.startswith("error: output: No space left on device")
 
 
 def test_the_module_of_the_command_is_the_command():

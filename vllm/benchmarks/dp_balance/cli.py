@@ -74,6 +74,6 @@ def main(args: argparse.Namespace) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if is_pipe:  # its reader has seen enough
             sys.exit(128 + signal.SIGPIPE)
-        where = error.filename or "standard output"
+        where = error.filename or "output"
         print(f"error: {where}: {error.strerror}.", file=sys.stderr)
         sys.exit(2)

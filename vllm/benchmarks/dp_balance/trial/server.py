@@ -85,7 +85,8 @@ class Server:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise UsageError(f"{self._command[0]}: {error.strerror}.") from None
+            what = error.filename or self._command[0]
+            raise UsageError(f"{what}: {error.strerror}.") from None
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, Exception):
