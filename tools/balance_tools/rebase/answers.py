@@ -41,7 +41,7 @@ def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list
     closed = [
         new.advisory.id
         for old, new in zip(before, after, strict=True)
-        if new.state is State.UPSTREAM is not old.state
+        if new.state is State.UPSTREAM and old.state in (State.OPEN, State.MENDED)
     ]
     lines = [
         "",
