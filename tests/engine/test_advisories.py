@@ -1,0 +1,133 @@
+"""Published vulnerabilities: what comes is refused, and others are served."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vllm_server import Server
+
+GOOD = {
+    "prompt": [5, 6],
+    "max_tokens": 4,
+    "temperature": 0,
+    "ignore_eos": False,
+    "return_token_ids": True,
+}
+REGEX = {"structured_outputs": {"regex": "[ab]c"}}
+
+
+def nested(depth, width):
+    """A schema of few levels whose text is a power of its width."""
+    if depth == 0:
+        return {"type": "string"}
+    return {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {f"k{depth}_{i}": nested(depth - 1, width)},
+            }
+            for i in range(width)
+        ]
+    }
+
+
+def constraint(**of):
+    return {"structured_outputs": of}
+
+
+def words(count):
+    return [f"c{i:07d}" for i in range(count)]
+
+
+LONG, MANY = "VLLM_MAX_GRAMMAR_BYTES", "VLLM_MAX_GRAMMAR_STATES"
+COUNTED = {"type": "array", "items": {"type": "integer"}}
+REFUSED = [
+    # GHSA-rwxx-mrjm-wc2m, and schemas, grammars and choices with it.
+    (constraint(regex="(" + "|".join(words(20_000)) + ")*"), MANY),
+    (constraint(regex=r"(\p{L}|\p{N}){1,3000}"), MANY),
+    (constraint(regex="((a{1,100}){1,100}){1,100}"), MANY),
+    (constraint(json={"enum": words(100_000)}), LONG),
+    (constraint(json=nested(6, 6)), LONG),
+    (constraint(json=json.dumps(nested(6, 6))), LONG),
+    (constraint(json=COUNTED | {"minItems": 1, "maxItems": 10**6}), MANY),
+    (constraint(json={"type": "string", "maxLength": 10**9}), MANY),
+    (constraint(json={"type": "string", "pattern": "a{1,30000}"}), MANY),
+    (constraint(json={"const": "x" * 100_000}), MANY),
+    (constraint(choice=words(50_000)), LONG),
+    (constraint(choice=["x" * 100_000]), MANY),
+    (constraint(grammar='root ::= "' + "x" * 100_000 + '"'), MANY),
+    (constraint(grammar='root ::= ("a" | "b"){1,100000}'), MANY),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": nested(6, 6)},
+            }
+        },
+        LONG,
+    ),
+    # GHSA-87x5-vmc3-756j
+    ({"prompt": ["a"] * 20_000, "max_tokens": 1}, "VLLM_MAX_COMPLETION_PROMPTS"),
+    ({"prompt": [[5]] * 20_000, "max_tokens": 1}, "VLLM_MAX_COMPLETION_PROMPTS"),
+    # GHSA-wpww-v874-ph2p
+    ({"cache_salt": "s" * 1025}, "VLLM_MAX_CACHE_SALT_LENGTH"),
+    # GHSA-25q3-v2hm-8vpf
+    ({"prompt": [5, -7]}, "-7"),
+]
+"""What upstream 0.23.0 takes, and what the refusal names."""
+TAKEN = [
+    REGEX,
+    constraint(json=nested(4, 4)),
+    constraint(json=json.dumps({"enum": words(2_000)})),
+    constraint(json=COUNTED | {"maxItems": 500}),
+    constraint(choice=words(2_000)),
+    {"prompt": [[5, 6]] * 3},
+    {"prompt": list(range(5, 200))},
+    {"cache_salt": "s" * 1024},
+]
+"""What stays within the limits."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("off", marks=pytest.mark.slow), "adaptive"],
+)
+def server(request, moe_model, tmp_path_factory):
+    options = ("-dp", "2", "--data-parallel-balance", request.param)
+    folder = tmp_path_factory.mktemp("server")
+    with Server(folder, moe_model, *options, "--max-model-len", "4096") as server:
+        assert server.ask(0, **GOOD | REGEX).status_code == 200
+        yield server
+
+
+def tokens(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_costs_too_much_is_refused_with_its_limit(server, number):
+    change, name = REFUSED[number]
+    expected = tokens(server.ask(1, **GOOD))
+    answer = server.ask(0, **GOOD | change)
+    assert answer.status_code == 400, answer.text
+    assert name in answer.json()["error"]["message"]
+    for rank in (0, 1):
+        assert tokens(server.ask(rank, **GOOD)) == expected
+
+
+@pytest.mark.parametrize("number", range(len(TAKEN)))
+def test_what_is_within_the_limits_is_answered(server, number):
+    assert server.ask(0, **GOOD | TAKEN[number]).status_code == 200
+
+
+def test_all_at_once_beside_twenty_others(server):
+    expected = tokens(server.ask(0, **GOOD))
+    requests = [change for change, _ in REFUSED] + TAKEN
+    with ThreadPoolExecutor(20 + len(requests)) as pool:
+        hostile = [pool.submit(server.ask, 0, **GOOD | each) for each in requests]
+        polite = [pool.submit(server.ask, i % 2, **GOOD) for i in range(20)]
+        assert [tokens(each.result()) for each in polite] == [expected] * 20
+        statuses = [each.result().status_code for each in hostile]
+    assert statuses == [400] * len(REFUSED) + [200] * len(TAKEN)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Refuses what a request has too much of, or what the engine cannot take."""
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.exceptions import VLLMValidationError
+from vllm.fixes.limits import limit, too_large
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+PROMPTS = "VLLM_MAX_COMPLETION_PROMPTS"
+MOST_PROMPTS = limit(PROMPTS, 1024)
+
+SALT = "VLLM_MAX_CACHE_SALT_LENGTH"
+MOST_SALT = limit(SALT, 1024)
+"""Characters. Upstream has the same limit, and no variable for it."""
+
+
+def check_prompts(body: Any) -> None:
+    """Refuses a completion request of more prompts than the limit.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if not isinstance(body, dict) or MOST_PROMPTS <= 0:
+        return
+    for name in ("prompt", "prompt_embeds"):
+        prompts = body.get(name)
+        if not isinstance(prompts, list) or len(prompts) <= MOST_PROMPTS:
+            continue
+        if name == "prompt" and isinstance(prompts[0], int):
+            continue  # the tokens of one
+        what = f"has {len(prompts)} prompts"
+        raise too_large(name, what, MOST_PROMPTS, PROMPTS)
+
+
+def check_salt(prompt: Any) -> None:
+    """Refuses a long cache_salt: the engine hashes it between two steps.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    salt = prompt.get("cache_salt")
+    if MOST_SALT > 0 and salt is not None and len(salt) > MOST_SALT:
+        what = f"has {len(salt)} characters"
+        raise too_large("cache_salt", what, MOST_SALT, SALT)
+
+
+def check_token_ids(token_ids: list[int] | None) -> None:
+    """Refuses negative ids of tokens: they index embeddings.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    lowest = min(token_ids or [0])
+    if lowest < 0:
+        raise VLLMValidationError(
+            f"the prompt has the token id {lowest}, which is out of vocabulary; "
+            "expected 0 or more",
+            parameter="prompt",
+            value=lowest,
+        )
+
+
+def check_embeddings(model_config: "ModelConfig", prompt: Any) -> None:
+    """Refuses embeddings without tokens for a model that takes positions from tokens.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if prompt.get("prompt_token_ids") is None and (
+        model_config.uses_mrope or model_config.uses_xdrope_dim > 0
+    ):
+        raise VLLMValidationError(
+            "prompt_embeds alone are not supported by this model, which takes "
+            "positions from token ids (M-RoPE); send a prompt of tokens",
+            parameter="prompt_embeds",
+        )
+
+
+def keep_sparse_checks() -> None:
+    """Checks every sparse tensor from now on.
+
+    Upstream turns the check on for each load and then back as it was. That is a flag of
+    the process: where two loads overlap, the end of one takes it from the other.
+    """
+    torch.sparse.check_sparse_tensor_invariants.enable()
+
+
+def computes_its_prompt(connector: Any) -> Any:
+    """A KV connector that gives nothing to requests whose whole prompt is computed.
+
+    Such a request wants `prompt_logprobs`, which only that can tell; of tokens that
+    come from elsewhere they would be whatever the memory holds. As with the local
+    cache, which is not read for them. The connector still hears of the request.
+    """
+    find = connector.get_num_new_matched_tokens
+
+    def find_unless_computed(request: Any, *computed: Any) -> tuple[int | None, bool]:
+        found: tuple[int | None, bool] = find(request, *computed)
+        return (0, False) if request.skip_reading_prefix_cache else found
+
+    connector.get_num_new_matched_tokens = find_unless_computed
+    return connector
+
+
+def own_keys(context: Any, keys: list[str]) -> list[str]:
+    """Keys of one request that no other can name, as its id is what a client says."""
+    if not hasattr(context, "own_key"):
+        context.own_key = secrets.token_hex(16)
+    return [f"{context.own_key}-{key}" for key in keys]
