@@ -1,6 +1,7 @@
 """Published vulnerabilities: what comes is refused, and others are served."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -117,6 +118,25 @@ def test_what_costs_too_much_is_refused_with_its_limit(server, number):
         assert tokens(server.ask(rank, **GOOD)) == expected
 
 
+@pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/tokenize", "messages"),
+        ("/v1/responses", "input"),
+    ],
+)
+def test_no_request_says_how_media_are_read(server, path, prompt, name):
+    """GHSA-h3rc-6mm3-gc2m, GHSA-gx7p-2j49-hfq4, GHSA-4m6g-h9mv-wqjc and -58v5-…"""
+    message = {"role": "user", "content": "a"}
+    body = {"model": str(server.model), prompt: [message]}
+    answer = server.post(path, body | {name: {"video": {"num_frames": -1}}})
+    assert answer.status_code == 400, answer.text
+    assert name in answer.json()["error"]["message"]
+    assert server.post(path, body).status_code == 200
+
+
 @pytest.mark.parametrize("number", range(len(TAKEN)))
 def test_what_is_within_the_limits_is_answered(server, number):
     assert server.ask(0, **GOOD | TAKEN[number]).status_code == 200
@@ -131,3 +151,64 @@ def test_all_at_once_beside_twenty_others(server):
         assert [tokens(each.result()) for each in polite] == [expected] * 20
         statuses = [each.result().status_code for each in hostile]
     assert statuses == [400] * len(REFUSED) + [200] * len(TAKEN)
+
+
+@pytest.mark.slow
+def test_a_minute_of_all_at_once_beside_twenty_others(server):
+    """Says how long the others take, with and without; `-rP` shows it."""
+    expected = tokens(server.ask(0, **GOOD))
+    requests = [change for change, _ in REFUSED] + TAKEN
+
+    def client(body, ends):
+        taken = []
+        while (start := time.monotonic()) < ends:
+            answer = server.ask(None, **GOOD | body)
+            taken.append(time.monotonic() - start)
+            assert body or tokens(answer) == expected
+            assert answer.status_code in (200, 400), answer.text
+        return taken
+
+    for hostile, seconds in (([], 20), (requests, 60)):
+        with ThreadPoolExecutor(20 + len(requests)) as pool:
+            ends = time.monotonic() + seconds
+            others = [pool.submit(client, {}, ends) for _ in range(20)]
+            all_of_it = [pool.submit(client, each, ends) for each in hostile]
+            taken = sorted(one for each in others for one in each.result())
+            refused = sum(len(each.result()) for each in all_of_it)
+        median, last = (taken[int(len(taken) * part)] for part in (0.5, 0.99))
+        print(
+            f"beside {refused} requests of the table: {len(taken)} answers, "
+            f"median {median * 1000:.0f} ms, 99th of 100 {last * 1000:.0f} ms"
+        )
+
+
+def test_a_negative_token_id_is_refused_by_a_pooling_model(dense_model, tmp_path):
+    """GHSA-25q3-v2hm-8vpf"""
+    options = ("--runner", "pooling", "--convert", "embed")
+    with Server(tmp_path, dense_model, *options) as server:
+        for path in ("/v1/embeddings", "/pooling"):
+            for prompt, status in (([5, -7], 400), ([5, 6], 200)):
+                body = {"model": str(dense_model), "input": prompt}
+                answer = server.post(path, body)
+                assert answer.status_code == status, answer.text
+
+
+def test_prompt_logprobs_are_computed_where_a_connector_has_the_prefix(
+    dense_model, tmp_path
+):
+    """GHSA-rhcx-5729-88vg"""
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")},
+    }
+    options = ("--kv-transfer-config", json.dumps(connector), "--block-size", "32")
+    body = {"prompt": list(range(5, 75)), "max_tokens": 2, "temperature": 0}
+    with Server(tmp_path, dense_model, *options) as server:
+        answers = [server.ask(**body, prompt_logprobs=0) for _ in range(2)]
+        assert [each.status_code for each in answers] == [200, 200]
+        first, second = (each.json()["choices"][0] for each in answers)
+        assert len(first["prompt_logprobs"]) == 70
+        assert first["prompt_logprobs"] == second["prompt_logprobs"]
+        assert server.ask(**body).status_code == 200
+    assert "kv" in [each.name for each in tmp_path.iterdir()]

@@ -52,29 +52,19 @@ FEW_STATES = 32
 TRIAL_BYTES = 4 << 30
 """Address space of a trial."""
 
-_TRIALS = {
-    "vllm.v1.structured_output.backend_outlines": """
-import outlines_core as oc
-for text in texts:
-    oc.Index(text, oc.Vocabulary(256, {bytes([i]): [i] for i in range(256)}))
-""",
-    "vllm.v1.structured_output.backend_lm_format_enforcer": """
-import interegular
-for text in texts:
-    interegular.parse_pattern(text).to_fsm()
-""",
-}
-"""Makes an automaton, without the tokens, of a backend that makes it as a whole: its
-states may be exponential in a short text. By the module of the backend."""
-
-_LIMITED = f"""
+_TRIAL = f"""
 import json, resource, sys
+import outlines_core as oc
 resource.setrlimit(resource.RLIMIT_AS, ({TRIAL_BYTES}, {TRIAL_BYTES}))
-texts = json.load(sys.stdin)
+for text in json.load(sys.stdin):
+    oc.Index(text, oc.Vocabulary(256, {{bytes([i]): [i] for i in range(256)}}))
 """
-
+"""Makes the automata of regular expressions as outlines does, without its tokens: as a
+whole, so that their states may be exponential in a short text."""
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _QUANTIFIER = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_PROPERTY = re.compile(r"\{\^?[A-Za-z_=]+\}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _UNICODE_CLASS = 20
 """States of `\\p{L}`, about: its ranges of UTF-8."""
@@ -148,13 +138,13 @@ def regex_states(pattern: str) -> int:
         char, repeated = pattern[i], None
         if char == "\\":
             last = _UNICODE_CLASS if pattern[i + 1 : i + 2] in ("p", "P") else 1
-            name = re.compile(r"\{\^?[A-Za-z_=]+\}").match(pattern, i + 2)
+            name = _PROPERTY.match(pattern, i + 2)
             i = name.end() if name and last > 1 else i + 2
             groups[-1] += last
             continue
         if char == "[":
-            end = pattern.find("]", i + 2)
-            i = end if end >= 0 else i
+            whole = _CLASS.match(pattern, i)
+            i = whole.end() - 1 if whole else i
         elif char == "(":
             groups.append(0)
             i, last = i + 1, 0
@@ -326,21 +316,20 @@ class GrammarExecutor:
 
 
 def _try(backend: Any, kind: Any, spec: str, seconds: int, late: ValueError) -> None:
-    """Makes the automata in a process, where the backend cannot be stopped otherwise.
+    """Makes the automata of outlines in a process, which can be stopped.
 
     Raises:
         ValueError: `late`.
     """
-    trial = _TRIALS.get(type(backend).__module__)
     texts = {
         "REGEX": lambda: [spec],
         "JSON": lambda: _patterns(json.loads(spec)),
     }.get(kind.name, list)()
-    if trial is None or not texts:
+    if not texts or not type(backend).__module__.endswith(".backend_outlines"):
         return
     try:
         tried = subprocess.run(
-            [sys.executable, "-I", "-c", _LIMITED + trial],
+            [sys.executable, "-I", "-c", _TRIAL],
             input=json.dumps(texts).encode(),
             capture_output=True,
             timeout=seconds,

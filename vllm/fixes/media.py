@@ -3,7 +3,7 @@
 """Looks at the size of images and downloads before they are in memory."""
 
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image, UnidentifiedImageError
 from vllm.fixes.limits import limit, too_large
@@ -18,6 +18,17 @@ MOST_PIXELS = limit(PIXELS, 178_956_970)
 DOWNLOAD = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB"
 MOST_DOWNLOAD_MB = limit(DOWNLOAD, 256)
 _MB = 1 << 20
+
+DURATION = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
+MOST_SECONDS = limit(DURATION, 600)
+
+AUDIO = "VLLM_MAX_AUDIO_DECODE_BYTES"
+MOST_AUDIO = limit(AUDIO, 256 * _MB)
+"""As float32, of all channels."""
+
+UPLOAD = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+MOST_UPLOAD_MB = limit(UPLOAD, 25)
+"""Upstream's own limit, which it looks at when it has read the upload."""
 
 
 def check_image(data: bytes) -> None:
@@ -56,3 +67,53 @@ async def read_in_limit(response: "aiohttp.ClientResponse") -> bytes:
             return bytes(body)
     what = "is larger than a download may be"
     raise too_large("media", what, MOST_DOWNLOAD_MB, DOWNLOAD)
+
+
+def check_upload(file: Any) -> None:
+    """Refuses an upload of audio that is larger than the limit before it is read.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if MOST_UPLOAD_MB > 0 and (file.size or 0) > MOST_UPLOAD_MB * _MB:
+        raise too_large("file", "is too large", MOST_UPLOAD_MB, UPLOAD)
+
+
+def check_clip(data: bytes) -> None:
+    """Refuses a clip of audio that is larger than an upload may be.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if 0 < MOST_UPLOAD_MB * _MB < len(data):
+        raise too_large("audio", "is too large", MOST_UPLOAD_MB, UPLOAD)
+
+
+class DecodedAudio:
+    """Counts what is decoded of one audio."""
+
+    def __init__(self, rate: float) -> None:
+        """`rate` is samples a second."""
+        self._rate = rate
+        self._samples = 0
+
+    def add(self, samples: int, channels: int) -> None:
+        """Counts samples of each channel.
+
+        Raises:
+            VLLMValidationError: they are too many; the client gets status 400.
+        """
+        self._samples += samples
+        if 0 < MOST_SECONDS * self._rate < self._samples:
+            raise too_large("audio", "is too long", MOST_SECONDS, DURATION)
+        if 0 < MOST_AUDIO < self._samples * channels * 4:
+            raise too_large("audio", "decodes to too much", MOST_AUDIO, AUDIO)
+
+
+def count_soundfile(file: Any) -> None:
+    """Looks at the header of an open `soundfile.SoundFile`, which decodes no more.
+
+    Raises:
+        VLLMValidationError: it has too many samples; the client gets status 400.
+    """
+    DecodedAudio(file.samplerate).add(file.frames, file.channels)

@@ -19,6 +19,10 @@ SALT = "VLLM_MAX_CACHE_SALT_LENGTH"
 MOST_SALT = limit(SALT, 1024)
 """Characters. Upstream has the same limit, and no variable for it."""
 
+TRUST = "VLLM_TRUST_REQUEST_MM_KWARGS"
+"""Upstream's --trust-request-mm-kwargs, of 0.31.0 and later."""
+TRUSTS_MEDIA_OPTIONS = limit(TRUST, 0) > 0
+
 
 def check_prompts(body: Any) -> None:
     """Refuses a completion request of more prompts than the limit.
@@ -113,3 +117,41 @@ def own_keys(context: Any, keys: list[str]) -> list[str]:
     if not hasattr(context, "own_key"):
         context.own_key = secrets.token_hex(16)
     return [f"{context.own_key}-{key}" for key in keys]
+
+
+def check_media_options(body: Any) -> None:
+    """Refuses what tells the processors of images, audio and video what to do.
+
+    It may name code that is run, and sizes that nothing limits.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if TRUSTS_MEDIA_OPTIONS or not isinstance(body, dict):
+        return
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if body.get(name):
+            raise VLLMValidationError(
+                f"{name} are not taken from requests; the operator may set them for "
+                f"all, or trust clients with {TRUST}=1",
+                parameter=name,
+            )
+
+
+def without_media_options(cls: type, body: Any) -> Any:
+    """The body of a request, for a class whose validators differ in each release."""
+    check_media_options(body)
+    return body
+
+
+def without_padding(request: Any, drafts: list[int]) -> list[int]:
+    """The drafts of a request with a grammar up to the first that is none, as -1."""
+    if not request.use_structured_output or min(drafts, default=0) >= 0:
+        return drafts
+    return drafts[: next(i for i, token in enumerate(drafts) if token < 0)]
+
+
+def keep_salt(first: Any, following: Any) -> None:
+    """Gives the prompt of a following turn the salt of the first."""
+    if salt := first.get("cache_salt"):
+        following["cache_salt"] = salt
