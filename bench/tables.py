@@ -338,6 +338,54 @@ def roles(results: Results) -> Rows:
     return rows
 
 
+# ---- Real ranks
+
+
+def real_place(cell: Cell) -> str:
+    """A cell of real ranks in words, by what differs from the first."""
+    divided = f", lengths / {cell['divided by']}" if cell["divided by"] > 1 else ""
+    words = [f"{cell['of']}{divided}", load_name(cell["load"])]
+    words.append("asynchronous" if cell["asynchronous"] else "synchronous")
+    if cell["dense_layers"] != 3:
+        words.append(f"{cell['dense_layers'] or 'no'} dense layers")
+    if cell["drafts"]:
+        words.append(f"{cell['drafts']} drafts (ngram)")
+    return "; ".join(words)
+
+
+def real(results: Results) -> Rows:
+    """Times over `off` by the rounds, with their range, and as predicted."""
+    policies = "cap", "align", "adaptive"
+    rows: Rows = [["requests", "`off`, s", *(f"`{name}`" for name in policies)]]
+    for cell in results["real"]["cells"]:
+        if not cell["rounds"]:
+            rows.append([real_place(cell), "not run", *("" for _ in policies)])
+            continue
+        off = statistics.fmean(cell["policies"]["off"][MEAN]) / 1e3
+        rows.append([real_place(cell), f"{off:.1f}"])
+        for name in policies:
+            mean, low, high = cell["policies"][name]["ratio"]
+            ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
+            rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
+    return rows
+
+
+def real_costs(results: Results) -> Rows:
+    """What was learned in each cell that was run, and how long ranks waited."""
+    rows: Rows = [["requests", "decode", "own", "shared", "padding", "exchange"]]
+    rows[0].append("waits, `off` → `adaptive`")
+    for cell in results["real"]["cells"]:
+        if not cell["rounds"]:
+            continue
+        learned, waits = cell["learned_seconds"], cell["waiting_share"]
+        parts = (f"{1e3 * learned[part]:.0f}" for part in rows[0][1:5])
+        shares = (waits.get(name) for name in ("off", "adaptive"))
+        said = ("unknown" if each is None else f"{each:.0%}" for each in shares)
+        exchange = f"{cell['exchange_us'] / 1e3:.1f}"
+        rows.append([real_place(cell), *parts, exchange, " → ".join(said)])
+    return rows
+
+
 # ---- Costs, and how it was made
 
 
@@ -363,6 +411,8 @@ def made(results: Results) -> Rows:
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
         rows.append([name, python, version["balance"]])
+    if head := results.get("real"):
+        rows.append(["real", head["machine"], head["versions"]["balance"]])
     rows += [[f"costs: {n}", x["made"], ""] for n, x in results["costs"].items()]
     return rows
 
@@ -371,7 +421,7 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
         *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
-        *(deployments, devices, agents, roles, made),
+        *(deployments, devices, agents, roles, real, real_costs, made),
     )
 } | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}
 

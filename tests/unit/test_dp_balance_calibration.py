@@ -185,6 +185,20 @@ def test_a_server_that_has_learned_nothing_is_refused():
         cost_of_server(url, 4096)
 
 
+def test_what_a_trial_has_learned_is_taken(tmp_path):
+    report = tmp_path / "report.json"
+    head = {"format": "dp-balance trial", "format_version": 1}
+    report.write_text(json.dumps({**head, "learned_seconds": LEARNED}))
+    found = cost_of_server(str(report), 4000)
+    assert (found.t0, found.b) == pytest.approx((0.05, 2e-4))
+    report.write_text(json.dumps({**head, "learned_seconds": {}}))
+    expected = f"{report}: has no learned_seconds of all parts; .* adaptive"
+    with pytest.raises(UsageError, match=expected):
+        cost_of_server(str(report), 4000)
+    with pytest.raises(UsageError, match="none: is no address of a server"):
+        cost_of_server(str(tmp_path / "none"), 4000)
+
+
 def test_calibrate_saves_what_simulate_takes(tmp_path, capsys):
     lines = (
         f"12-31 10:00:{n // 20:02} [core.py:1] Iteration({n}): 1 context requests, "

@@ -1,36 +1,107 @@
-"""The demo compares the answers of all policies, and shows only what is ours."""
+"""The demo compares the answers of all policies, and says what was measured."""
 
 import json
 
 import pytest
 
-from balance_tools.demo.demo import compare, run_trial
+from balance_tools.demo import ranks
+from balance_tools.demo.demo import compare, prediction, what_is_hidden
 from balance_tools.errors import ToolError
 
+LOAD = ranks.drawn(80, 16, 400, 48, 0.8)
 
-def test_answers_are_compared(tmp_path):
+
+def test_answers_are_compared_within_each_round(tmp_path):
+    """The load of another round is another."""
     turns = tmp_path / "turns"
     turns.mkdir()
-    for name in ("01-off", "02-adaptive"):
-        answers = {"generated_texts": ["x", "y"], "trial": []}
+    names = "01-off", "02-adaptive", "03-adaptive", "04-off"
+    for place, name in enumerate(names):
+        answers = {"generated_texts": ["x", f"round {place // 2}"], "trial": []}
         (turns / f"{name}.json").write_text(json.dumps(answers))
-    assert compare(tmp_path) == "All 2 answers are equal with off and adaptive."
+    assert compare(tmp_path) == "All 4 answers are equal with off and adaptive."
     other = json.dumps({"generated_texts": ["x", "z"]})
-    (turns / "02-adaptive.json").write_text(other)
-    with pytest.raises(ToolError, match=r"answer 1 as in 01-off\.json, 'y', found 'z'"):
+    (turns / "04-off.json").write_text(other)
+    expected = r"answer 1 as in 03-adaptive\.json, 'round 1', found 'z'"
+    with pytest.raises(ToolError, match=expected):
         compare(tmp_path)
 
 
-def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch):
+@pytest.fixture
+def python(tmp_path):
+    """Of an environment whose `vllm` writes what it was given, and STATUS."""
     program = tmp_path / "bin/vllm"
     program.parent.mkdir()
-    script = "echo ours; echo leaked >&2; exit $STATUS"
+    script = 'echo "$@" >> words; echo ours; echo leaked >&2; exit $STATUS'
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    given = (program.with_name("python"), tmp_path / "gain", tmp_path, [], [])
+    return program.with_name("python")
+
+
+def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch, python):
+    served = ranks.Served(2)
+    given = (python, tmp_path / "gain", tmp_path, LOAD, served, ("off", "adaptive"), 3)
     monkeypatch.setenv("STATUS", "0")
-    run_trial(*given)
+    assert ranks.run_trial(*given)
     assert capfd.readouterr() == ("ours\n", "")
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
-        run_trial(*given)
+        ranks.run_trial(*given)
+
+
+def test_the_simulator_gets_what_was_sent_and_how_it_was_served(
+    tmp_path, monkeypatch, python
+):
+    runs = {"off": [10.0, 12.0], "adaptive": [8.0, 9.6]}
+    results = [
+        {"policy": policy, "runs": [{"mean_e2el_ms": mean} for mean in means]}
+        for policy, means in runs.items()
+    ]
+    found = tmp_path / "gain" / ranks.PREDICTED
+    found.parent.mkdir()
+    found.write_text(json.dumps({"results": results}))
+    monkeypatch.setenv("STATUS", "0")
+    served = ranks.Served(3, asynchronous=False)
+    predicted = ranks.predict(python, found.parent, LOAD, served, tuple(runs))
+    assert predicted == {"off": 1, "adaptive": pytest.approx(0.8)}
+    words = (tmp_path / "words").read_text()
+    for option in (
+        "simulate --cost-from",
+        "gain/report/report.json",
+        "--policy off adaptive",
+        "--data-parallel-size 3 --max-num-seqs 8 --max-num-batched-tokens 1024",
+        "--no-async-scheduling",
+        "--input-len uniform:80:720 --output-len uniform:10:86",
+        "--num-prompts 80 --max-concurrency 16",
+    ):
+        assert option in words
+    monkeypatch.setenv("STATUS", "1")
+    with pytest.raises(ToolError, match="expected the simulate to end well"):
+        ranks.predict(python, found.parent, LOAD, served, tuple(runs))
+
+
+def test_a_rank_for_each_core_within_limits(monkeypatch):
+    for cores, expected in ((1, 2), (2, 2), (3, 3), (4, 4), (64, 4)):
+        monkeypatch.setattr(ranks, "cores", lambda cores=cores: cores)
+        assert ranks.rank_count() == expected
+
+
+def test_the_gain_is_said_with_its_range_and_what_was_predicted():
+    ratio = {"mean": 0.79, "low": 0.75, "high": 0.84, "rounds": 3}
+    learned = {"decode": 0.0436, "fixed": 0.0, "own": 1.13, "shared": 0.679}
+    report = {
+        "policies": {"adaptive": {"ratios": {"mean_e2el_ms": ratio}}},
+        "learned_seconds": learned,
+    }
+    said = prediction(report, {"off": 1.0, "adaptive": 0.833})
+    assert "decode 43.6, own 1.13e+03, shared 679 ms" in said
+    assert "0.83 times as long as with off, says the simulator" in said
+    assert "Measured: 0.79 (0.75 to 0.84 in 3 turns)" in said
+
+
+def test_a_busy_machine_and_one_core_are_said_to_hide_something():
+    assert what_is_hidden(2, 0.1) == ""
+    assert "one core for two ranks" in what_is_hidden(1, 0.1)
+    busy = what_is_hidden(4, 3.2)
+    assert "others used the cores before it began (3.2)" in busy
+    assert "part of the gain is hidden" in busy

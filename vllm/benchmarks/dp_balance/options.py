@@ -95,9 +95,9 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     )
     text = "Constants that `vllm bench dp-balance calibrate` saved."
     add("--calibration", type=Path, help=text)
-    text = "A server that has served a load with adaptive: constants as learned there, "
-    text += "for its --max-num-batched-tokens."
-    add("--cost-from", metavar="URL", help=text)
+    text = "A server that has served a load with adaptive, or the report.json of a "
+    text += "trial: constants as learned there, for its --max-num-batched-tokens."
+    add("--cost-from", metavar="URL|FILE", help=text)
     add = group.add_argument
     text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
     text += "--calibration, --cost-from or --cost-preset."

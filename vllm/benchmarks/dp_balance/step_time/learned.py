@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The cost model as `adaptive` learns it, from steps, or on a server."""
+"""The cost model as `adaptive` learns it: from steps, on a server, in a trial."""
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from vllm.v1.core.sched.balance.policies.cost import CostLearner, StepCost
 
 from ..errors import UsageError
+from ..results import read_json
 from .model import LEAST_STEP, CostModel, Loads
 from .steps import StepSample
 
@@ -68,22 +71,30 @@ def predicted(cost: CostModel, sample: StepSample) -> float:
     return cost.step_seconds(Loads(prefill, decodes, [0] * len(prefill)))
 
 
-def cost_of_server(url: str, full: int) -> CostModel:
-    """What `adaptive` has learned on a server, from its /metrics.
+def cost_of_server(source: str, full: int) -> CostModel:
+    """What `adaptive` has learned on a server.
 
     Args:
-        url: of the server.
+        source: URL of the server, which is asked, or the report.json of a trial.
         full: its `--max-num-batched-tokens`.
 
     Raises:
         UsageError: it has learned nothing, or does not answer.
     """
-    from ..trial.endpoint import Endpoint  # what it needs only a server has
+    if source and Path(source).is_file():
+        document: Any = read_json(Path(source), "trial")
+        found, where = document.get("learned_seconds") or {}, source
+        what, give = "learned_seconds", "the report of a trial that sent"
+    else:
+        from ..trial.endpoint import Endpoint  # what it needs only a server has
 
-    found = Endpoint(url).figures().costs
-    if not {*found} >= {*StepCost._fields}:
+        found, where = Endpoint(source).figures().costs, f"{source}/metrics"
+        what, give = "vllm:dp_balance_step_cost_seconds", "a server that has served"
+    try:
+        parts = {name: float(found[name]) for name in StepCost._fields}
+    except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{url}/metrics: has no vllm:dp_balance_step_cost_seconds of all parts; "
-            "give a server that has served a load with the policy adaptive."
-        )
-    return cost_model(StepCost(**{n: found[n] for n in StepCost._fields}), full)
+            f"{where}: has no {what} of all parts; give {give} a load with the policy "
+            "adaptive."
+        ) from None
+    return cost_model(StepCost(**parts), full)

@@ -111,11 +111,14 @@ def _bars(
     axes.barh(list(policies), values, color=[BASE, *(OTHER for _ in values[1:])])
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=10, x=-0.22)
-    axes.set_xlim(0, 1.35 * max(values) or 1)
+    axes.set_xlim(0, 1.6 * max(values) or 1)
     axes.xaxis.set_visible(False)
     for row, (value, each) in enumerate(zip(values, policies.values(), strict=True)):
         ratio = each.get("ratios", {}).get(name)
         change = f"  {ratio['mean'] - 1:+.0%}" if ratio else ""
+        if ratio and ratio["rounds"] > 1:
+            low, high = (100 * (ratio[end] - 1) for end in ("low", "high"))
+            change += f" ({low:+.0f} to {high:+.0f})"
         text = f" {value:.3g}" if value < 100 else f" {value:.0f}"
         axes.text(value, row, text + change, va="center", fontsize=11)
     _bare(axes)

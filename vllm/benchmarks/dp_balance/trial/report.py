@@ -48,7 +48,7 @@ def write(
         "requests": len(results[0].saved["start_times"]),
         "policies": _policies(turns, results),
         "exchange_us": statistics.fmean(exchange) if exchange else None,
-        "learned_seconds": next((f.costs for f in figures[::-1] if f.costs), {}),
+        "learned_seconds": _learned([f.costs for f in figures if f.costs]),
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -61,6 +61,12 @@ def write(
     print("", *_verdicts(document), "", sep="\n")
     print(picture.draw(document, steps, folder.report / "trial.png"))
     print(f"Report, without prompts, addresses and paths: {folder.report}")
+
+
+def _learned(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of the turns, by part."""
+    parts = costs[0] if costs else ()
+    return {name: statistics.fmean(each[name] for each in costs) for name in parts}
 
 
 def _policies(turns: Sequence[Turn], results: Sequence[Result]) -> dict[str, Document]:

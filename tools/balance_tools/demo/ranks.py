@@ -1,0 +1,300 @@
+"""Real ranks on the cores of this machine: a model, a trial, and what is predicted.
+
+The demo and ``bench/real.py`` measure with them. Nothing is emulated: a prompt takes
+time on a core, and the other ranks wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from balance_tools.errors import ToolError
+from balance_tools.run import tail_of, to_log
+
+CLIENTS, SLOTS, STEP_TOKENS = 8, 8, 1024
+"""Of a rank: requests in flight, most that run, and tokens of a step."""
+FEWEST, MOST = 2, 4
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def rank_count() -> int:
+    """One for each core, within limits."""
+    return min(MOST, max(FEWEST, cores()))
+
+
+def machine() -> str:
+    """This one by name."""
+    found = []
+    if (info := Path("/proc/cpuinfo")).exists():
+        lines = info.read_text(errors="replace").splitlines()
+        found = [x.partition(":")[2].strip() for x in lines if "model name" in x]
+    name = found[0] if found else platform.processor() or "unknown"
+    return f"{cores()} cores of {name}, {platform.machine()}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The same requests, in options of two commands."""
+
+    sent: tuple[str, ...]
+    """Of `vllm bench serve`."""
+    simulated: tuple[str, ...]
+    """Of `vllm bench dp-balance simulate`."""
+
+
+def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -> Load:
+    """Requests of lengths that are drawn, as many in flight as there are clients.
+
+    Args:
+        prompts: how many requests.
+        clients: how many of them at a time.
+        tokens: of a prompt, on average.
+        answer: tokens of an answer, on average.
+        spread: the share by which lengths are less or more, uniformly.
+    """
+    both = ("--num-prompts", str(prompts), "--max-concurrency", str(clients))
+
+    def uniform(mean: int) -> str:
+        return f"uniform:{round(mean * (1 - spread))}:{round(mean * (1 + spread))}"
+
+    return Load(
+        (
+            *("--dataset-name", "random", "--random-input-len", str(tokens)),
+            *("--random-output-len", str(answer), "--random-range-ratio", str(spread)),
+            *(*both, "--temperature", "0"),
+        ),
+        ("--input-len", uniform(tokens), "--output-len", uniform(answer), *both),
+    )
+
+
+def replayed(trace: Path, prompts: int, chunk: int, clients: int | None) -> Load:
+    """Requests of a trace in seconds, at its own times unless there are clients."""
+    both = ["--dataset-path", str(trace.resolve()), "--num-prompts", str(prompts)]
+    both += ["--timed-trace-chunk-hash-size", str(chunk)]
+    timed = ["--dataset-name", "timed_trace"]
+    sent = [*both, *timed, "--temperature", "0"]
+    simulated = [*both, "--timed-trace-sec-multiplier", "1"]
+    if clients is None:
+        return Load((*sent, "--self-timed"), (*simulated, *timed))
+    most = ("--max-concurrency", str(clients))
+    return Load((*sent, *most), (*simulated, "--dataset-name", "custom", *most))
+
+
+@dataclass(frozen=True)
+class Served:
+    """How ranks are served."""
+
+    ranks: int
+    asynchronous: bool = True
+    api_servers: int = 1
+    more: tuple[str, ...] = ()
+    """Further options of `vllm serve`."""
+
+    @property
+    def both(self) -> tuple[str, ...]:
+        """What server and simulator take."""
+        return (
+            *("--data-parallel-size", str(self.ranks), "--max-num-seqs", str(SLOTS)),
+            *("--max-num-batched-tokens", str(STEP_TOKENS)),
+            *("--api-server-count", str(self.api_servers)),
+            "--async-scheduling" if self.asynchronous else "--no-async-scheduling",
+        )
+
+
+def make_model(python: Path, folder: Path, *sizes: str) -> Path:
+    """A mixture of experts with random weights that takes time on a core.
+
+    Args:
+        python: of an environment with the reference wheel.
+        folder: gets the model.
+        sizes: options of `tiny_models`.
+
+    Raises:
+        ToolError: it could not be made.
+    """
+    model, log = folder / "large", folder.with_suffix(".log")
+    if model.exists():
+        return model
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "large")
+    # Not from a checkout, whose vllm would be imported.
+    command = [python, *arguments, "--out", folder.resolve(), *sizes]
+    if to_log(command, log, cwd=folder.parent) != 0:
+        raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")
+    return model
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_trial(
+    python: Path,
+    folder: Path,
+    model: Path,
+    load: Load,
+    served: Served,
+    policies: Sequence[str],
+    rounds: int,
+    is_shown: bool = True,
+    enough: Callable[[], bool] | None = None,
+) -> bool:
+    """Run `vllm bench dp-balance trial`, whose servers have a port of their own.
+
+    Args:
+        python: of an environment with the reference wheel.
+        folder: gets the turns and the report; those that are there are not run again.
+        model: what is served.
+        load: what is sent.
+        served: how.
+        policies: that take turns.
+        rounds: turns of each.
+        is_shown: whether the terminal gets what it says, else the log.
+        enough: asked now and then; it is interrupted where this says so.
+
+    Returns:
+        Whether all turns were run.
+
+    Raises:
+        ToolError: it did not end well.
+    """
+    words = ("--result-dir", str(folder.resolve()), "--rounds", str(rounds))
+    command = [
+        *("trial", *words, "--policy", *policies, *load.sent),
+        *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
+        *("--port", str(free_port()), *served.both, *served.more),
+    ]
+    return _vllm(python, folder, command, is_shown, enough)
+
+
+def _vllm(
+    python: Path,
+    folder: Path,
+    words: Sequence[str],
+    is_shown: bool,
+    enough: Callable[[], bool] | None = None,
+) -> bool:
+    """Run `vllm bench dp-balance …`; False if it was interrupted."""
+    log = folder.with_suffix(".log")
+    programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    # Prompts of a trace are drawn by hashes: the same, also if a trial goes on later.
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0"}
+    quiet |= {"PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"}
+    # Libraries that the client loads write pages at its end.
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [str(python.parent / "vllm"), "bench", "dp-balance", *words],
+            cwd=folder.parent,
+            env={**os.environ, **quiet},
+            stdout=None if is_shown else errors,
+            stderr=errors,
+        )
+        status = _wait(process, enough)
+    if status is None:
+        return False
+    if status:
+        raise ToolError(
+            f"{log}: expected the {words[0]} to end well, found exit status {status}: "
+            f"{tail_of(log)}; if the machine was busy, run this again when it is not"
+        )
+    return True
+
+
+def _wait(
+    process: subprocess.Popen[bytes], enough: Callable[[], bool] | None
+) -> int | None:
+    """The exit status; None if there was enough before."""
+    while True:
+        try:
+            return process.wait(timeout=0.5 if enough else None)
+        except subprocess.TimeoutExpired:
+            if enough is not None and enough():
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+                return None
+        except KeyboardInterrupt:  # which it got, too, and stops its server
+            process.wait()
+            raise
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    """What a trial found."""
+    text = (folder / "report" / "report.json").read_text(encoding="utf-8")
+    report: dict[str, Any] = json.loads(text)
+    return report
+
+
+def predict(
+    python: Path,
+    folder: Path,
+    load: Load,
+    served: Served,
+    policies: Sequence[str],
+    simulated: Sequence[str] = (),
+) -> dict[str, float]:
+    """The simulator's ratios of the mean time of a request to that with `off`.
+
+    Args:
+        python: of an environment with the reference wheel.
+        folder: of a trial that `adaptive` took part in; its costs are taken.
+        load: that was sent.
+        served: how.
+        policies: that took turns.
+        simulated: further options of the simulator.
+
+    Raises:
+        ToolError: It refuses what it was given.
+    """
+    command = [
+        *("simulate", "--cost-from", str((folder / "report/report.json").resolve())),
+        *("--policy", *policies, *served.both),
+        *(*load.simulated, *simulated, "--num-seeds", str(SEEDS), "--disable-tqdm"),
+        *("--save-result", "--result-dir", str(folder.resolve())),
+        *("--result-filename", PREDICTED),
+    ]
+    _vllm(python, folder, command, is_shown=False)
+    return predicted_in(folder)
+
+
+def predicted_in(folder: Path) -> dict[str, float]:
+    """What `predict` found before."""
+    text = (folder / PREDICTED).read_text(encoding="utf-8")
+    means = {
+        each["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in each["runs"])
+        for each in json.loads(text)["results"]
+    }
+    return {policy: mean / means["off"] for policy, mean in means.items()}
+
+
+PREDICTED = "predicted.json"
+SEEDS = 8
+
+
+def in_words(costs: Mapping[str, float]) -> str:
+    """What `adaptive` learned, in milliseconds."""
+    parts = ("decode", "fixed", "own", "shared", "padding")
+    found = (f"{part} {1e3 * costs[part]:.3g}" for part in parts if costs.get(part))
+    return f"{', '.join(found)} ms"
+
+
+def load_average() -> float:
+    """Of the last minute: processes that ran or wanted to."""
+    return os.getloadavg()[0]
