@@ -1,4 +1,4 @@
-"""The command `vllm-balance`: what is installed, is it intact, is the machine right."""
+"""The command `vllm-balance`: what is installed, is the machine right, which policy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vllm_balance import policy
 from vllm_balance.build_info import BuildInfo, load_build_info
 from vllm_balance.doctor import command
 from vllm_balance.installed import find_installed
@@ -39,9 +40,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     commands.add_parser("verify", help=text)
     text = "is this machine right for the wheel; changes nothing"
     command.add_arguments(commands.add_parser("doctor", help=text))
+    text = "tell the policy of a running server, or change it"
+    policy.add_arguments(commands.add_parser("policy", help=text))
     chosen = parser.parse_args(arguments)
     if chosen.command == "doctor":
         return command.run(chosen)
+    if chosen.command == "policy":
+        return policy.run(chosen)
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)

@@ -89,11 +89,15 @@ class Ranks:
         self.inboxes[rank].put(("abort", request_id))
         self.unfinished.discard(request_id)
 
-    def call(self, method, *arguments):
-        """Calls a method of every engine core, as the front-end does, and waits."""
-        for inbox in self.inboxes:
+    def call(self, method, *arguments, to=None):
+        """Calls a method of every engine core, as the front-end does, and waits.
+
+        Or of those of some ranks.
+        """
+        called = self.inboxes if to is None else [self.inboxes[rank] for rank in to]
+        for inbox in called:
             inbox.put(("call", (method, arguments)))
-        self.calls_under_way = len(self.inboxes)
+        self.calls_under_way = len(called)
         while self.calls_under_way:
             self._handle(self._next(QUIET_S))
 

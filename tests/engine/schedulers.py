@@ -97,10 +97,11 @@ def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters)
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
-        partial(create_policy, policy, parameters),
+        policy,
         exchange or RowExchange(timeout=1.0),
         BalanceStats(policy=policy),
-        short_first,
+        partial(create_policy, parameters=parameters),
+        [policy] if short_first else (),
     )
     scheduler.balance_gate = gate
     return gate

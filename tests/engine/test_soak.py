@@ -2,7 +2,6 @@
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.gate import BalanceGate
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.policies import create_policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -34,8 +32,8 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps):
         "127.0.0.1", free_port(), 0, 1, "gloo"
     )
     exchange = RowExchange(60.0)
-    policy = partial(create_policy, "adaptive")
-    gate = BalanceGate(scheduler, policy, exchange, BalanceStats(policy="adaptive"))
+    stats = BalanceStats(policy="adaptive")
+    gate = BalanceGate(scheduler, "adaptive", exchange, stats)
     settled = 0.0
     for number in range(steps):
         gate.exchange(group, 0, number, active=True, tell_clients=sys.exit)

@@ -8,6 +8,7 @@ import time
 import requests
 
 from netns import INTERFACE, Host
+from test_switch_live import SECRET
 from vllm_server import ServeProcess, Server, direct
 
 OPTIONS = (
@@ -148,6 +149,7 @@ def environment(host):
         "VLLM_HOST_IP": host.address,
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S),
+        **SECRET,
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 from deployment import RANKS, TIMEOUT_S
 from hugging_face import Sample
 from test_greedy_equality import assert_equal
+from test_switch_live import policy
 from traffic import Traffic
 from vllm_server import START_S, Server
 
@@ -48,6 +49,21 @@ def assert_serves(servers: list[Server], ranks: int, samples: list[Sample]) -> N
 
 def test_all_ranks_serve_and_are_held(group, moe_samples):
     assert_serves(group.servers, group.ranks, moe_samples)
+
+
+def test_one_command_switches_the_ranks_of_all_hosts(group, moe_samples):
+    """Whichever server is asked, also where it reaches its own ranks alone."""
+    with Traffic(group.servers, moe_samples, group.ranks) as traffic:
+        for name in ("off", "adaptive", "align", "cap"):
+            server = group.servers[len(name) % len(group.servers)]
+            status, said = policy(server.url, name)
+            assert (status, said.partition(" (")[0]) == (0, name)
+            traffic.more(ANSWERS, timeout=END_S)
+            assert [policy(each.url) for each in group.servers] == [(0, name)] * len(
+                group.servers
+            )
+    for host in group.hosts:
+        assert group.log(host).count("policy off instead of cap, from step") == RANKS
 
 
 def test_a_slow_and_lossy_link_delays_and_nothing_else(group, moe_samples):

@@ -23,18 +23,15 @@ SWITCH_ON = "switch_balance_on"
 SWITCH_ON_TEXT = '''\
 """Give every scheduler of a test a balance gate with the policy cap."""
 
-from functools import partial
-
 import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.group import RowExchange
 from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.policies import create_policy
 from vllm.v1.core.sched.balance.metrics import BalanceStats
 
 
 def create_balance_gate(self, config):
-    policy, exchange = partial(create_policy, "cap"), RowExchange(timeout=1.0)
-    return BalanceGate(self, policy, exchange, BalanceStats(policy="cap"))
+    exchange = RowExchange(timeout=1.0)
+    return BalanceGate(self, "cap", exchange, BalanceStats(policy="cap"))
 
 
 scheduler.create_balance_gate = create_balance_gate

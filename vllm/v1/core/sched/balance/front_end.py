@@ -21,6 +21,7 @@ from vllm.v1.core.sched.balance.dispatch import (
     Keys,
     chunk_tokens,
 )
+from vllm.v1.core.sched.balance.options import only_decodes
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
 
@@ -39,8 +40,7 @@ def dispatch_of(vllm_config: VllmConfig) -> DataParallelDispatch:
         return parallel_config.data_parallel_dispatch
     if parallel_config.data_parallel_balance == "off":
         return "vllm"
-    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
-    return "context" if role == "kv_consumer" else "prefixes"
+    return "context" if only_decodes(vllm_config) else "prefixes"
 
 
 def create_balance_dispatch(client: "DPLBAsyncMPClient") -> "BalanceDispatch | None":

@@ -5,7 +5,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from vllm.v1.core.sched.balance.group import (
     timeout_of,
 )
 from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.options import check_balance_scheduler
+from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
 from vllm.v1.core.sched.balance.pending import PendingAges
 from vllm.v1.core.sched.balance.permit import PrefillPermit
 from vllm.v1.core.sched.balance.policies import (
@@ -32,6 +32,7 @@ from vllm.v1.core.sched.balance.policies import (
 )
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.policies.wishes import first_wish, wished
 from vllm.v1.core.sched.balance.reads import (
     SchedulerReads,
     keep_prefill_interval,
@@ -49,11 +50,19 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+REST_STEPS = 32
+"""Of which ranks exchange rows in one while nothing can be held: as often as upstream's
+ranks agree whether a wave has ended."""
+
 
 def create_balance_gate(
     scheduler: "Scheduler", vllm_config: "VllmConfig"
 ) -> "BalanceGate | None":
-    """The scheduler's gate, or None if balance scheduling is off."""
+    """The scheduler's gate, or None if balance scheduling is off.
+
+    On a decode instance all prompts come with their KV cache, so nothing would be held:
+    its gate only reports.
+    """
     parallel_config = vllm_config.parallel_config
     name = parallel_config.data_parallel_balance
     if name == "off":
@@ -72,13 +81,15 @@ def create_balance_gate(
             parallel_config.data_parallel_rank,
             size,
         )
-    scheduler_config = vllm_config.scheduler_config
+    if only_decodes(vllm_config):
+        name = "off"
+    is_fcfs = vllm_config.scheduler_config.policy == "fcfs"
     return BalanceGate(
         scheduler,
-        partial(create_policy, name),
+        name,
         exchange,
         BalanceStats(name, parallel_config.data_parallel_rank),
-        short_first=name in SHORT_FIRST and scheduler_config.policy == "fcfs",
+        short_first=SHORT_FIRST if is_fcfs else (),
     )
 
 
@@ -111,15 +122,28 @@ class BalanceGate:
     def __init__(
         self,
         scheduler: "Scheduler",
-        new_policy: Callable[[], Policy],
+        name: str,
         exchange: RowExchange | Alone,
         stats: BalanceStats,
-        short_first: bool = False,
+        new_policy: Callable[[str], Policy] = create_policy,
+        short_first: Collection[str] = (),
     ) -> None:
-        """The gate of one rank; with priorities, short prompts never go first."""
-        self.policy = new_policy()
+        """The gate of one rank, which starts with the policy `name`.
+
+        Args:
+            scheduler: its scheduler.
+            name: a policy, or "off": the gate holds nothing until it is switched.
+            exchange: with the other ranks.
+            stats: what becomes of it.
+            new_policy: makes the policy of a name.
+            short_first: with which policies short prompts go first.
+        """
         self.stats = stats
-        self._new_policy = new_policy
+        self._new_policy, self._short_first = new_policy, short_first
+        self._policies: dict[str, Policy] = {}
+        """Those that this group has had: what they learned of the device stays."""
+        self._wish = first_wish(name)
+        self._choose(name)
         self._scheduler = scheduler
         self._exchange = exchange
         self._group: dist.ProcessGroup | None = None
@@ -133,7 +157,7 @@ class BalanceGate:
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
-        self._order = ShortFirst() if short_first else None
+        self._order = ShortFirst()
         self._pending: dict[str, int] = {}
         self._pending_since = 0.0
         self._is_sorted = True
@@ -142,7 +166,8 @@ class BalanceGate:
 
     def reset(self) -> None:
         """Forgets the steps so far: the next is scheduled as if balance were off."""
-        self.policy.reset()
+        if self.policy is not None:
+            self.policy.reset()
         self._forget_steps()
         self.apply(OPEN)
 
@@ -152,12 +177,27 @@ class BalanceGate:
         self._decoding: list[str] = []
         """Names of those that decoded at the last row."""
 
+    def _choose(self, name: str) -> None:
+        """Goes on with another policy, as after the end of a wave."""
+        self.name = name
+        self.policy: Policy | None = None
+        if name != "off":
+            if name not in self._policies:
+                self._policies[name] = self._new_policy(name)
+            self.policy = self._policies[name]
+            self.policy.reset()
+        self.stats.policy = name
+
     # Called by the engine core.
 
     def start(
         self, core: "DPEngineCoreProc", group: "dist.ProcessGroup | None"
     ) -> None:
-        """Shows other processes from now on what this rank does."""
+        """Shows other processes from now on what this rank does.
+
+        Front-ends can call `balance_policy` of the engine core.
+        """
+        vars(core)["balance_policy"] = partial(self.tell_policy, core)
         self._exchange.start()
         if group is not None:
             self._join(group, core._send_engine_dead)
@@ -166,7 +206,9 @@ class BalanceGate:
         # Elastic expert parallelism: new ranks have nothing to remember, so nobody may,
         # or the ranks would decide differently.
         self._exchange.join(group, limits_of(self._scheduler), tell_clients)
-        self._group, self.policy = group, self._new_policy()
+        self._group = group
+        self._policies.clear()
+        self._choose(self.name)
         self._forget_steps()
 
     def exchange_for(self, core: "DPEngineCoreProc") -> None:
@@ -192,16 +234,21 @@ class BalanceGate:
         All ranks know from the same all-reduce whether any is `active`, which is to
         have unfinished requests: at the end of a wave all of them skip the gather.
         """
-        if active and group is not self._group:
+        is_new = group is not self._group
+        if active and is_new:
             self._join(group, tell_clients)
-        self._end_step(wave, step, active)
+        # All ranks know by the last rows that nothing is held.
+        rests = self.policy is None and step % REST_STEPS != 1 and not is_new
+        self._end_step(wave, step, active, rests)
 
     def end_step(self) -> None:
         """Ends a step of a rank alone; in a group, `exchange` does that later."""
         if isinstance(self._exchange, Alone):
             self._end_step(0, 0, self._scheduler.has_unfinished_requests())
 
-    def _end_step(self, wave: int, step: int, active: bool) -> None:
+    def _end_step(
+        self, wave: int, step: int, active: bool, rests: bool = False
+    ) -> None:
         now = time.monotonic()
         if self.held:
             keep_prefill_interval(self._scheduler)
@@ -209,19 +256,55 @@ class BalanceGate:
             self._exchange.rest(wave, step)
             self.reset()
             return
+        if rests:
+            self._exchange.skip(wave, step)
+            self.apply(OPEN)
+            return
+        if self.policy is None:
+            self._forget_steps()  # the last row is some steps old
         row = self.measure(wave, step, now)
         snapshot = self._exchange.gather(row)
         exchanged = time.monotonic()
-        self.apply(self.policy.decide(snapshot))
-        learned = self.policy.learned
+        self._switch(max(snapshot.wish), wave, step)
+        policy = self.policy
+        self.apply(OPEN if policy is None else policy.decide(snapshot))
+        learned = None if policy is None else policy.learned
         self.stats.observe_step(self.decision, snapshot, exchanged - now, learned)
+
+    def _switch(self, wish: int, wave: int, step: int) -> None:
+        """Takes the newest wish of all ranks, which all of them do in this step."""
+        self._wish = wish
+        before, name = self.name, wished(wish)
+        if name != before:
+            self._choose(name)
+            logger.info(
+                "Data parallel balance: policy %s instead of %s, from step %d of "
+                "wave %d on.",
+                *(name, before, step + 1, wave),
+            )
+
+    def tell_policy(self, core: "DPEngineCoreProc", wish: int = 0) -> dict[str, object]:
+        """Hears of a wish, by which all ranks go from their next exchange on.
+
+        Returns:
+            the policy now, the one that is wished for, the newest wish, and whether a
+            step comes soon.
+        """
+        self._wish = max(self._wish, wish)
+        return {
+            "policy": self.name,
+            "wanted": wished(self._wish),
+            "wish": self._wish,
+            "running": getattr(core, "engines_running", False)
+            or self._scheduler.has_unfinished_requests(),
+        }
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """Ends a step at `now` seconds of a steady clock; returns this rank's row."""
         scheduler, permit = self._scheduler, self._permit
         self._prefilled.append(permit.prefilled())
         prefilled, prefill_attended = self._prefilled[0]
-        if self._order is not None and not self._is_sorted:
+        if self.name in self._short_first and not self._is_sorted:
             put_in_order(scheduler, self._order, self._pending)
             self._is_sorted = True
         pending, attended = self._reads.pending(permit.refusal, permit.looked_up)
@@ -254,6 +337,7 @@ class BalanceGate:
             pending_age_us=int(age * 1e6),
             pending_attended=attended,
             prefill_attended=prefill_attended,
+            wish=self._wish,
         )
 
     @cached_property

@@ -181,6 +181,10 @@ class RowExchange:
         self._watch.show("model", row.wave, row.step)
         return snapshot
 
+    def skip(self, wave: int, step: int) -> None:
+        """A step has ended after which no rank sends rows."""
+        self._watch.show("model", wave, step)
+
     def rest(self, wave: int, step: int) -> None:
         """The wave has ended: no rank depends on another until the next one."""
         self._watch.show("idle", wave, step)
@@ -217,6 +221,9 @@ class Alone:
         return Snapshot.from_rows([row], [self._limits()])
 
     def rest(self, wave: int, step: int) -> None:
+        """It depends on no other rank."""
+
+    def skip(self, wave: int, step: int) -> None:
         """It depends on no other rank."""
 
     def close(self, error: BaseException | None) -> None:

@@ -25,6 +25,11 @@ BALANCE_OPTIONS = ("data_parallel_balance", "data_parallel_dispatch")
 _FLAG = "--data-parallel-balance"
 
 
+def only_decodes(vllm_config: "VllmConfig") -> bool:
+    """Whether all prompts come with their KV cache, as on a decode instance."""
+    return getattr(vllm_config.kv_transfer_config, "kv_role", None) == "kv_consumer"
+
+
 def check_balance_config(parallel_config: "ParallelConfig") -> None:
     """Refuses a deployment for which the policy would do nothing.
 
@@ -46,7 +51,7 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
         )
     if policy == "off":
         return
-    _check_ranks(parallel_config, parallel_config.is_moe_model)
+    check_ranks(policy, parallel_config, parallel_config.is_moe_model)
     # Not vllm.envs, which would resolve the path of the program, too.
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         raise ValueError(
@@ -56,9 +61,15 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
         )
 
 
-def _check_ranks(parallel_config: "ParallelConfig", is_moe: bool | None) -> None:
-    policy = parallel_config.data_parallel_balance
-    if policy in ALONE:
+def check_ranks(
+    policy: str, parallel_config: "ParallelConfig", is_moe: bool | None
+) -> None:
+    """Refuses a policy that needs ranks which wait for each other.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if policy == "off" or policy in ALONE:
         return
     if is_moe is False:
         raise ValueError(
@@ -91,7 +102,8 @@ def check_balance_scheduler(
     if policy == "off":
         return
     model = vllm_config.model_config
-    _check_ranks(vllm_config.parallel_config, None if model is None else model.is_moe)
+    is_moe = None if model is None else model.is_moe
+    check_ranks(policy, vllm_config.parallel_config, is_moe)
     has_group = vllm_config.parallel_config.data_parallel_size > 1
     if has_group and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         raise ValueError(

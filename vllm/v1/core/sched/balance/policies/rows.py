@@ -46,6 +46,8 @@ class Row(NamedTuple):
     """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
     prefill_attended: int
     """The same of the prompt tokens of the step that `step_time_us` measures."""
+    wish: int = 0
+    """The newest wish for a policy that the rank has heard of; see `wishes`."""
 
 
 class Limits(NamedTuple):

@@ -1,0 +1,220 @@
+"""Another policy while ranks serve: all take it in one step, and nobody notices."""
+
+import random
+from collections import defaultdict
+
+import pytest
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.v1.core.sched.balance.gate import REST_STEPS
+from vllm.v1.core.sched.balance.policies.wishes import NAMES, first_wish, next_wish
+
+from dp_ranks import Ranks, burst, loop_arguments
+from test_waves import CheckedEngine
+from vllm_server import free_port
+
+ASYNCHRONOUS = pytest.mark.parametrize(
+    "asynchronous", [False, True], ids=["sync", "async"]
+)
+
+
+class SwitchedEngine(CheckedEngine):
+    """Notes which policy each step was scheduled with."""
+
+    def _record(self, output):
+        super()._record(output)
+        gate = self.scheduler.balance_gate
+        place = self.current_wave, self.step_counter
+        self.trace.steps[-1] = (*place, gate.name, gate.decision)
+
+
+class Wishes:
+    """What the front-ends of some operators send: each wish is newer than the last."""
+
+    def __init__(self, ranks, first):
+        self._ranks, self._last = ranks, first_wish(first)
+
+    def wish(self, name, *, to=None):
+        """To some ranks, or all."""
+        self._last = next_wish(self._last, name)
+        self._ranks.call("balance_policy", self._last, to=to)
+
+
+def policies(reports):
+    """By wave and step, with which policies and decisions ranks scheduled it."""
+    found = defaultdict(set)
+    for trace, _ in reports:
+        for wave, step, *what in trace.steps:
+            found[wave, step].add(tuple(what))
+    return found
+
+
+def assert_together(reports):
+    """All ranks had the same policy and decision in each step; in which they changed.
+
+    Returns:
+        the names, in order, without repetition.
+    """
+    found = policies(reports)
+    assert {place: what for place, what in found.items() if len(what) > 1} == {}
+    names = [name for _, ((name, _),) in sorted(found.items())]
+    return [a for a, b in zip(names, [*names[1:], ""], strict=True) if a != b]
+
+
+def run(model, size=2, policy="adaptive", **arguments):
+    return Ranks(
+        size,
+        arguments.pop("engine", SwitchedEngine),
+        **loop_arguments(model, data_parallel_balance=policy, **arguments),
+    )
+
+
+def end(ranks):
+    """Everything was answered, and nothing is left."""
+    ranks.drain()
+    reports = ranks.stop()
+    assert [left for _, left in reports] == [0] * len(reports)
+    assert [trace.violations for trace, _ in reports] == [[]] * len(reports)
+    return reports
+
+
+@ASYNCHRONOUS
+@pytest.mark.parametrize("reached", [[0], [2], [0, 1, 2]], ids=str)
+def test_a_wish_that_reaches_any_rank_is_taken_by_all_in_one_step(
+    moe_model, asynchronous, reached
+):
+    with run(moe_model, 3, async_scheduling=asynchronous) as ranks:
+        wishes = Wishes(ranks, "adaptive")
+        for name in ("off", "align", "cap", "adaptive"):
+            for rank in range(3):
+                ranks.submit(rank, f"{name}-{rank}", 20, 2 * REST_STEPS)
+            wishes.wish(name, to=reached)
+            ranks.drain()
+        reports = end(ranks)
+    names = assert_together(reports)
+    assert names == ["adaptive", "off", "align", "cap", "adaptive"]
+
+
+def test_ranks_without_requests_take_it_with_their_next_step(moe_model):
+    """Also where waves are as short as can be, and while nothing can be held."""
+    with run(moe_model) as ranks:
+        wishes = Wishes(ranks, "adaptive")
+        for number, name in enumerate(("off", "adaptive", "off", "cap", "off")):
+            ranks.submit(0, f"{number}", 5, 3)
+            ranks.drain()
+            wishes.wish(name, to=[1])
+        ranks.submit(0, "last", 5, 3)
+        reports = end(ranks)
+    taken: dict[int, str] = {}
+    for (wave, _), what in sorted(policies(reports).items()):
+        ((taken[wave], _),) = what
+    wished = ["off", "adaptive", "off", "cap", "off"]
+    assert [*taken.values()] == ["adaptive", *wished]
+
+
+def test_paused_ranks_take_it_once_they_go_on(moe_model):
+    with run(moe_model) as ranks:
+        wishes = Wishes(ranks, "adaptive")
+        burst(ranks, random.Random(1), "before", 12)
+        ranks.call("pause_scheduler", "keep", False)
+        wishes.wish("off", to=[0])
+        wishes.wish("align", to=[1])
+        ranks.call("resume_scheduler")
+        burst(ranks, random.Random(2), "after", 12)
+        reports = end(ranks)
+    assert assert_together(reports) == ["adaptive", "align"]
+
+
+def test_of_two_wishes_at_once_all_ranks_take_the_same(moe_model):
+    """Two operators have asked, each by another front-end, whose calls overtake."""
+    with run(moe_model) as ranks:
+        burst(ranks, random.Random(1), "before", 12)
+        last = first_wish("adaptive")
+        for number in range(20):
+            one, other = (next_wish(last, name) for name in ("off", "align"))
+            first, second = ((one, other), (other, one))[number % 2]
+            ranks.call("balance_policy", first, to=[0])
+            ranks.call("balance_policy", second, to=[1])
+            ranks.call("balance_policy", second, to=[0])
+            ranks.call("balance_policy", first, to=[1])
+            burst(ranks, random.Random(number), f"{number}", 6)
+            last = max(one, other)
+        reports = end(ranks)
+    assert (
+        assert_together(reports)[-1] == NAMES[max(map(NAMES.index, ("off", "align")))]
+    )
+
+
+def test_groups_that_shrink_and_grow_take_the_newest(moe_model):
+    """Four ranks become twice two, of which one half switches, and four again."""
+    ports = [free_port() for _ in range(3)]
+    splits, joins = 40, 200
+
+    class Resized(SwitchedEngine):
+        def _has_global_unfinished_reqs(self, local_unfinished):
+            half, place = divmod(self.dp_rank, 2)
+            if self.current_wave == 0 and self.step_counter == splits:
+                self._join(ports[half], place, 2)
+                if half:
+                    wish = next_wish(first_wish("adaptive"), "off")
+                    self.balance_policy(wish)
+            if self.current_wave == 0 and self.step_counter == joins:
+                self._join(ports[2], self.dp_rank, 4)
+            return super()._has_global_unfinished_reqs(local_unfinished)
+
+        def _join(self, port, place, size):
+            self.dp_group = stateless_init_torch_distributed_process_group(
+                "127.0.0.1", port, place, size, "gloo"
+            )
+
+    with run(moe_model, 4, engine=Resized, max_model_len=512) as ranks:
+        ranks.running = True  # no start of a wave: each begins with its own request
+        for rank in range(4):
+            ranks.submit(rank, f"long-{rank}", 5, joins + 60)
+        for number in range(6):
+            burst(ranks, random.Random(number), f"burst-{number}", 12)
+        reports = end(ranks)
+    found = policies(reports)
+    names = {place: {name for name, _ in what} for place, what in found.items()}
+    assert names[0, splits] == {"adaptive"}
+    assert names[0, joins - 1] == {"adaptive", "off"}, "the halves, apart"
+    assert names[0, joins + 2] == {"off"}
+
+
+SWITCHES = 1000
+KNOWN = 100
+"""More objects than a gate knows of 20 requests, whatever was before."""
+
+
+class CountingEngine(SwitchedEngine):
+    """Notes how many objects the gate knows."""
+
+    def _record(self, output):
+        super()._record(output)
+        gate = self.scheduler.balance_gate
+        known = gate._policies, gate._pending, gate._ages._since, gate._order._prompts
+        self.trace.collectives["known"] = max(
+            self.trace.collectives["known"], sum(map(len, known))
+        )
+
+
+@ASYNCHRONOUS
+def test_a_thousand_switches_under_load_leave_nothing_behind(moe_model, asynchronous):
+    rng = random.Random(5)
+    with run(moe_model, engine=CountingEngine, async_scheduling=asynchronous) as ranks:
+        wishes, name, sent = Wishes(ranks, "adaptive"), "adaptive", 0
+        for number in range(SWITCHES):
+            name = rng.choice([other for other in NAMES if other != name])
+            wishes.wish(name, to=rng.choice([[0], [1], [0, 1]]))
+            if len(ranks.unfinished) < 16:
+                burst(ranks, rng, f"{number}", 6, tokens=(100, 20))
+                sent += 6
+            ranks.poll()
+        reports = end(ranks)
+        answers = [answer for _, answer in ranks.answers]
+    assert len(answers) == sent
+    assert {token for answer in answers for token in answer} == {7}
+    names = assert_together(reports)
+    print(len(names))
+    assert {*names} == {*NAMES}
+    assert sum(trace.closed for trace, _ in reports) > 0, "nothing was ever held"
+    assert max(trace.collectives["known"] for trace, _ in reports) < KNOWN

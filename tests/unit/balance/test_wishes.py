@@ -1,0 +1,39 @@
+"""Wishes for another policy."""
+
+import re
+from pathlib import Path
+
+import pytest
+from balance.policies import POLICIES
+from balance.policies.wishes import NAMES, first_wish, next_wish, wished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_balance import policy
+
+names = st.sampled_from(NAMES)
+OPERATORS = Path(__file__).parents[3] / "vllm/v1/core/sched/balance/operators.py"
+
+
+@given(st.integers(0, 10**12), names)
+def test_a_later_wish_is_larger_and_says_its_policy(before, name):
+    after = next_wish(before, name)
+    assert after > before
+    assert wished(after) == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_starts_with_its_own(name):
+    assert wished(first_wish(name)) == name
+    assert all(first_wish(name) < next_wish(first_wish(name), each) for each in NAMES)
+
+
+def test_there_is_one_for_every_policy_and_none_for_others():
+    assert {*NAMES} == {"off", *POLICIES} == {*policy.NAMES}
+    with pytest.raises(ValueError, match="not in tuple"):
+        next_wish(0, "best")
+
+
+def test_command_and_server_have_the_same_key_and_path():
+    found = dict(re.findall(r'^(\w+) = "(.+)"$', OPERATORS.read_text(), re.M))
+    assert found == {"KEY": policy.KEY, "PATH": policy.PATH}

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What operators ask of an API server while it serves: resizes, and another policy.
+
+The route for the policy is there only with a key, which is not the clients' one: they
+reach the same port, and a policy is everybody's.
+"""
+
+import hmac
+import os
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, HTTPException, Request
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
+from vllm.v1.core.sched.balance.policies.wishes import NAMES, next_wish
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+
+KEY = "BALANCE_OPERATOR_KEY"
+"""The variable with the key. Not VLLM_…: upstream warns of those that it does not
+know."""
+PATH = "/balance_policy"
+
+
+def check_resize(client: "EngineClient") -> None:
+    """Refuses to resize a server that is not elastic, before anything is touched.
+
+    Upstream finds that out once it has made all metrics anew.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if not client.vllm_config.parallel_config.enable_elastic_ep:
+        raise VLLMValidationError(
+            "this server cannot be resized; start it with --enable-elastic-ep",
+            parameter="new_data_parallel_size",
+        )
+
+
+def add_policy_route(router: APIRouter) -> None:
+    """Adds the route that tells and changes the policy, if there is a key for it."""
+    if os.environ.get(KEY):
+        router.add_api_route(PATH, _policy, methods=["GET", "POST"])
+
+
+async def _policy(request: Request) -> dict[str, Any]:
+    _check_key(request.headers.get("Authorization", ""))
+    client = request.app.state.engine_client
+    _check_gate(client)
+    call = client.engine_core.call_utility_async
+    if request.method == "GET":
+        return await call("balance_policy")
+    name = await _wanted(request)
+    try:
+        ranks = client.vllm_config.parallel_config
+        check_ranks(name, ranks, ranks.is_moe_model)
+    except ValueError as error:
+        raise HTTPException(409, str(error)) from None
+    # All ranks get the same number, and so does an operator who asks at the same time:
+    # whoever asks later has a larger one.
+    newest = (await call("balance_policy"))["wish"]
+    return await call("balance_policy", next_wish(newest, name))
+
+
+def _check_key(said: str) -> None:
+    expected = f"Bearer {os.environ[KEY]}"
+    if not hmac.compare_digest(said.encode(), expected.encode()):
+        raise HTTPException(401, f"expected the operators' key, the server's {KEY}")
+
+
+def _check_gate(client: "EngineClient") -> None:
+    if client.vllm_config.parallel_config.data_parallel_balance == "off":
+        raise HTTPException(
+            409,
+            "this server was started with --data-parallel-balance off, and has nothing "
+            "that could be switched; start it with a policy, and switch that off",
+        )
+    if only_decodes(client.vllm_config):
+        raise HTTPException(
+            409,
+            "a decode instance (kv_consumer) holds nothing, so there is nothing to "
+            "switch",
+        )
+
+
+async def _wanted(request: Request) -> str:
+    """The policy that a request names.
+
+    Raises:
+        HTTPException: it names none.
+    """
+    try:
+        name = (await request.json())["policy"]
+    except (LookupError, TypeError, ValueError):
+        name = None
+    if name not in NAMES:
+        choices = ", ".join(NAMES)
+        raise HTTPException(400, f'expected {{"policy": NAME}}, one of {choices}')
+    return str(name)

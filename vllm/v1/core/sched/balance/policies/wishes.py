@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Which policy a group is to have, as ranks tell each other in their rows.
+
+A wish is a number, which is larger the later it was made: how many were made before,
+and the policy. The largest of all rows is the one that counts, so that a wish which one
+rank has heard of reaches all in one exchange, and they switch in the same step. Of two
+that were made at once the same one wins on all ranks.
+
+Pure Python: no torch, no vllm import.
+"""
+
+NAMES = ("off", "cap", "align", "adaptive")
+"""What can be wished for: the values of `--data-parallel-balance`."""
+
+
+def first_wish(name: str) -> int:
+    """Of a rank that starts with this policy."""
+    return NAMES.index(name)
+
+
+def next_wish(wish: int, name: str) -> int:
+    """For this policy, after that wish.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    return (wish // len(NAMES) + 1) * len(NAMES) + NAMES.index(name)
+
+
+def wished(wish: int) -> str:
+    """The policy."""
+    return NAMES[wish % len(NAMES)]
