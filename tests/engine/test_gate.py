@@ -14,6 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.balance.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
@@ -98,6 +99,22 @@ def test_a_row_says_how_many_of_those_that_decoded_have_ended(config):
     for name in (waiting, decoding):
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     assert row_of(scheduler).ended == 1
+
+
+def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
+    gate = scheduler.balance_gate
+    scheduler.add_request(make_request("in progress", 200, 5))
+    step(scheduler)
+    gate.apply(HOLD._replace(prefill_budget=0))
+    scheduler.add_request(make_request("waits", 10, 5))
+    step(scheduler)
+    assert gate.take_stats()["held_requests"] == 2
+    assert row_of(scheduler, now=100.0).pending == 2
+    assert row_of(scheduler, now=101.0).pending_age_us == 1_000_000
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    gate.exchange(group=None, wave=0, step=32, active=False, tell_clients=print)
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert row_of(scheduler, now=700.0).pending_age_us == 0
 
 
 def test_the_end_of_a_wave_clears_the_state(scheduler):
@@ -270,12 +287,12 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     exchanges(scheduler, 2, group="before")
     row = other.row
     assert gate.policy is policy
-    assert (row.pending_age_us, row.step_time_us) == (4_000_000, 2_000_000)
+    assert (row.pending_age_us, row.step_time_us) == (6_000_000, 3_000_000)
     exchanges(scheduler, 1, group="after")
     row = other.row
     assert gate.policy is not policy
     assert row.step_time_us == 0, "in this step the group was changed"
-    assert row.pending_age_us == 6_000_000, "the bound of a hold holds on"
+    assert row.pending_age_us == 9_000_000, "the bound of a hold holds on"
 
 
 def test_the_tests_of_upstream_can_be_given_a_gate(moe_model, monkeypatch):

@@ -156,7 +156,7 @@ class LateConnector(ExampleConnector):
 HOLD = Decision(admit=False, prefill_budget=None, reason="test")
 
 
-def connector_scheduler(model, folder, name):
+def connector_scheduler(model, folder, name, **options):
     module = __name__ if name == LateConnector.__name__ else None
     config = engine_config(
         model,
@@ -168,6 +168,7 @@ def connector_scheduler(model, folder, name):
             "kv_connector_module_path": module,
             "kv_connector_extra_config": {"shared_storage_path": str(folder)},
         },
+        **options,
     )
     return make_scheduler(config)
 
@@ -181,6 +182,29 @@ def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path)
     scheduler.add_request(request)
     scheduled = step(scheduler).num_scheduled_tokens
     assert scheduled == {"stored": 50 - 48}, "at most a block is left: not held"
+
+
+@pytest.mark.parametrize("budget", [None, 0], ids=["cap", "adaptive"])
+def test_a_held_prompt_in_progress_delays_no_load(moe_model, tmp_path, budget):
+    """It has a slot already; the other one is for whom the connector is asked."""
+    scheduler = connector_scheduler(
+        *(moe_model, tmp_path, "LateConnector"),
+        max_num_seqs=2,
+        long_prefill_token_threshold=16,
+    )
+    scheduler.connector.get_num_new_matched_tokens = lambda request, computed: (
+        (32 - computed, True) if request.request_id == "remote" else (0, False)
+    )
+    scheduler.add_request(make_request("in progress", 200, 5))
+    step(scheduler)
+    gate = scheduler.balance_gate
+    gate.apply(HOLD._replace(prefill_budget=budget))
+    remote = make_request("remote", 60, 5)
+    scheduler.add_request(remote)
+    scheduler.add_request(make_request("beyond", 60, 5))
+    step(scheduler)
+    assert remote.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert gate.held == (budget == 0)
 
 
 def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):

@@ -134,19 +134,27 @@ def test_a_server_that_stops_leaves_nothing(
 
 @pytest.mark.parametrize("of_this_server", [True, False])
 def test_a_server_looks_for_strangers_on_its_port(of_this_server):
-    """Not for its own ranks: it asked for the command of one that had just ended."""
+    """Not for its own ranks: it asked for the command of one that had just ended.
+
+    A stranger may have been started by the same script, in the same process group.
+    """
+    command = ["sleep", str(HANG_S)]
+    if not of_this_server:  # whose parent has ended
+        command = ["sh", "-c", f"sleep {HANG_S} & echo $!"]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        other = subprocess.Popen(
-            ["sleep", str(HANG_S)],
-            pass_fds=[listener.fileno()],
-            start_new_session=not of_this_server,
+        port = listener.getsockname()[1]
+        started = subprocess.Popen(
+            command, pass_fds=[listener.fileno()], stdout=subprocess.PIPE
         )
-        try:
-            found = find_process_using_port(listener.getsockname()[1])
-        finally:
-            other.kill()
-            other.wait()
-    assert (found and found.pid) == (None if of_this_server else other.pid)
+    other = started.pid if of_this_server else int(started.stdout.readline())
+    try:
+        if not of_this_server:
+            started.wait()
+        found = find_process_using_port(port)
+    finally:
+        os.kill(other, signal.SIGKILL)
+        started.wait()
+    assert (found and found.pid) == (None if of_this_server else other)
 
 
 def stopped_in(server, stop):

@@ -2,6 +2,7 @@
 
 import pytest
 from balance.policies.cost import (
+    LEAST_CHUNK,
     cost_of,
     tokens_within,
     twice_attended,
@@ -40,6 +41,13 @@ def test_a_deep_chunk_is_not_cut_into_pieces_that_only_project():
     assert tokens_within(8192, 10**6, 9000, 1e-4, least=1000) == 1000
     assert tokens_within(500, 10**6, 9000, 1e-4, least=1000) == 500
     assert tokens_within(8192, 10**6, 300, 1e-4, least=1000) == 300
+
+
+def test_the_shortest_chunk_attends_to_more_than_it_projects():
+    """With MLA; operations for each token before it, by the shapes of DeepSeek-V3."""
+    projects, attends = 512 * 256, 320
+    chunk = tokens_within(8192, 10**6, 9000, 1e-2, LEAST_CHUNK)
+    assert chunk * attends > 2 * projects
 
 
 @pytest.mark.parametrize("price", [1e-9, 1e-6, 1e-4, 1e-2])

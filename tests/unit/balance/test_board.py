@@ -1,9 +1,11 @@
 """The board of API servers that run at the same time."""
 
+import gc
 import multiprocessing
 import random
 import time
 from argparse import Namespace
+from ctypes import addressof
 
 import pure_vllm  # noqa: F401  also in the processes that this file starts
 
@@ -58,6 +60,17 @@ def test_api_servers_are_started_with_the_board():
     assert process.exitcode == 0
     assert SharedBoard(handed.balance_board._memory, 0).totals(1) == [[6], [0]]
     assert board_of(0) is None
+
+
+def test_the_memory_of_a_board_is_nobody_elses():
+    """Also once the process that hands it out refers to it no more."""
+    start = hand_board(Namespace(server=1), CONTEXT, 2).balance_board._memory
+    size, start = len(start), addressof(start)
+    gc.collect()
+    for _ in range(20):
+        other = CONTEXT.RawArray("b", size)
+        assert not start - size < addressof(other) < start + size
+        del other
 
 
 def serve(memory, server, rounds):

@@ -132,6 +132,15 @@ def test_a_policy_that_loses_opens_and_is_tried_again():
     assert reasons.count("losing") > 10 * reasons.count("always")
 
 
+def test_holds_are_ended_once_they_took_a_prefill_of_each_rank():
+    """From a request that nobody else's release could ever pay for."""
+    guard, steps = measured(), 0
+    rows = [running(6, pending=40, max_running=99), *[running(6)] * 3]
+    while guard.decide(timed(*rows)).reason != "losing":
+        steps += 1
+    assert 0 < 40 * STEP * steps < 4 * PREFILL * len(rows) * 6, "of all that decode"
+
+
 def reasons(together=4, share=1.0, pause=None):
     """Three steps of holds, then so many ranks prefill alike; and some long pauses."""
     guard, found = measured(), set()

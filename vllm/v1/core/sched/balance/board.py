@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What the API servers of a host know of each other: one board in shared memory.
 
-The process that starts them hands it to them. It has no name, so that no other process
-can read it. Each server writes its own row, and reads all; nobody locks anything, or
-waits for anybody: what is read half-written costs one choice. Imports nothing else of
-vllm.
+The process that starts them hands it to them. It has no name; whoever may read the
+memory of the servers, as all processes of the user may, can read it. Each server writes
+its own row, and reads all; nobody locks anything, or waits for anybody: what is read
+half-written costs one choice. Imports nothing else of vllm.
 
 What that loses: a prompt is told once it is computed, so that two servers which get the
 same new one meanwhile may have it computed on two ranks. And while a server is stopped,
@@ -41,6 +41,10 @@ _ROW = np.dtype(
 _memory: Any = None
 """That of the board, in an API server which was started with one."""
 
+_handed: list[Any] = []
+"""Those of the boards that this process handed out: `multiprocessing` would give the
+memory that nobody here refers to away, while the servers write to it."""
+
 
 def create_board(context: SpawnContext, servers: int) -> Any:
     """The memory for so many API servers, which this context starts."""
@@ -54,7 +58,8 @@ def hand_board(args: Namespace, context: SpawnContext, servers: int) -> Namespac
     """
     if servers > 1:
         args = copy(args)
-        args.balance_board = _Handed(create_board(context, servers))
+        _handed.append(create_board(context, servers))
+        args.balance_board = _Handed(_handed[-1])
     return args
 
 

@@ -79,8 +79,9 @@ class PromptHasher:
     def __init__(self, block_size: int) -> None:
         """Takes the tokens of a block of the KV cache."""
         self.chunk_tokens = chunk_tokens(block_size)
-        # With the request, so that no other list takes the number of one that is gone.
-        self._known: dict[int, tuple[EngineCoreRequest, Keys]] = {}
+        # With the tokens, so that no other list takes the number of one that is gone;
+        # without the request, whose images take much more memory.
+        self._known: dict[int, tuple[list[int], Any, Keys]] = {}
 
     def keys(self, request: EngineCoreRequest) -> Keys:
         """The keys of a prompt; none of one that reads no cache, or has embeddings."""
@@ -92,16 +93,11 @@ class PromptHasher:
             or getattr(request.params, "skip_reading_prefix_cache", None)
         ):
             return ()
-        before, keys = self._known.get(id(tokens), (None, ()))
-        if (
-            before is None
-            or before.mm_features is not request.mm_features
-            or before.lora_request is not request.lora_request
-            or before.cache_salt != request.cache_salt
-            or len(keys) != len(tokens) // self.chunk_tokens
-        ):
+        beside = _beside_tokens(request)
+        _, before, keys = self._known.get(id(tokens), (tokens, None, ()))
+        if before != beside or len(keys) != len(tokens) // self.chunk_tokens:
             keys = self._hashes(request, tokens)
-            self._known[id(tokens)] = request, keys
+            self._known[id(tokens)] = tokens, beside, keys
             if len(self._known) > PROMPTS_KNOWN:
                 del self._known[next(iter(self._known))]
         return keys
@@ -174,6 +170,16 @@ class BalanceDispatch:
                 self.dispatch.answered(output.request_id, tokens)
         for request in outputs.finished_requests or ():
             self.dispatch.ended(request)
+
+
+def _beside_tokens(request: EngineCoreRequest) -> Any:
+    """What a prompt's hashes depend on beside its tokens."""
+    places = [
+        (f.mm_position.offset, f.mm_position.length) for f in request.mm_features or ()
+    ]
+    names = [each.identifier for each in request.mm_features or ()]
+    adapter = request.lora_request and request.lora_request.lora_name
+    return names, places, adapter, request.cache_salt
 
 
 def _prompt_tokens(request: EngineCoreRequest) -> int:

@@ -152,13 +152,11 @@ class BalanceGate:
         self.holds, self.skip = permit.holds, permit.skip
         self.clip, self.clip_running = permit.clip, permit.clip_running
         self.apply = permit.apply
-        self._ages = PendingAges()
         # A step that is timed now was scheduled as many steps ago as the engine
         # schedules ahead (asynchronous scheduling, pipeline parallelism).
         ahead = scheduler.vllm_config.max_concurrent_batches
         self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._order = ShortFirst()
-        self._pending: dict[str, int] = {}
         self._pending_since = 0.0
         self._is_sorted = True
         """Whether those who are pending have been put in order."""
@@ -169,6 +167,8 @@ class BalanceGate:
         if self.policy is not None:
             self.policy.reset()
         self._forget_steps()
+        self._pending: dict[str, int] = {}
+        self._ages = PendingAges()  # else a pause would count
         self.apply(OPEN)
 
     def _forget_steps(self) -> None:
@@ -263,13 +263,14 @@ class BalanceGate:
         if self.policy is None:
             self._forget_steps()  # the last row is some steps old
         row = self.measure(wave, step, now)
+        before = time.monotonic()
         snapshot = self._exchange.gather(row)
-        exchanged = time.monotonic()
+        seconds = time.monotonic() - before
         self._switch(max(snapshot.wish), wave, step)
         policy = self.policy
         self.apply(OPEN if policy is None else policy.decide(snapshot))
         learned = None if policy is None else policy.learned
-        self.stats.observe_step(self.decision, snapshot, exchanged - now, learned)
+        self.stats.observe_step(self.decision, snapshot, seconds, learned)
 
     def _switch(self, wish: int, wave: int, step: int) -> None:
         """Takes the newest wish of all ranks, which all of them do in this step."""

@@ -51,11 +51,12 @@ class PrefillPermit:
                 budget = whole_step(self._scheduler.max_num_scheduled_tokens, price)
         self._budget_left = budget
         self._held: set[str] = set()
+        self._held_waiting: set[str] = set()
         self._clipped: list[tuple[Request, int, int]] = []
 
     @property
     def num_held(self) -> int:
-        """Requests that were held in this step, and had a slot."""
+        """Requests that were held in this step, and had or could have had a slot."""
         return len(self._held)
 
     @property
@@ -71,15 +72,20 @@ class PrefillPermit:
             asks = self._scheduler.connector is not None and not computed
             if asks and name not in self.looked_up:
                 return False
-            self._held.add(name)
+            self._hold(request)
         return True
+
+    def _hold(self, request: Request) -> None:
+        self._held.add(request.request_id)
+        if request.status != RequestStatus.RUNNING:
+            self._held_waiting.add(request.request_id)
 
     @property
     def _looks_on(self) -> bool:
-        """Whether fewer are held than there are free slots: upstream would go on."""
+        """Whether fewer are held that wait than slots are free: upstream goes on."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
-        return len(self._held) < slots
+        return len(self._held_waiting) < slots
 
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
@@ -167,7 +173,7 @@ class PrefillPermit:
                     allowed = num_new_tokens
             num_new_tokens = min(num_new_tokens, allowed)
         if num_new_tokens == 0:
-            self._held.add(request.request_id)
+            self._hold(request)
         cost = cost_of(num_computed_tokens, num_new_tokens, per_attended)
         self._budget_left = max(0, budget - cost)
         self._clipped.append((request, num_computed_tokens, num_new_tokens))

@@ -4,28 +4,38 @@
 
 Upstream kills its engines at once when it is told to stop, and then takes down the
 task that would have told the waiting requests. If no rank has answered them in between,
-uvicorn waits without limit for streams that nobody feeds any more. It also notices
-neither that the coordinator has ended, nor, in an API server that is not the first
-process, that the first one has. And it exits with 0, so that nobody restarts it; with 1
-where it was told to stop, if one of its forked ranks ends while it looks who else has
-the port.
+uvicorn waits without limit for streams that nobody feeds any more. It notices neither
+that the coordinator has ended, nor, in an API server that is not the first process,
+that the first one has, nor, where it has no rank of its own, that those on other hosts
+are gone. And it exits with 0, so that nobody restarts it; with 1 where it was told to
+stop, if one of its forked ranks ends while it looks who else has the port.
 
 All of this is so with balance off, too, and so it is mended there.
 """
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import sys
+import threading
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psutil
+import zmq
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.group import timeout_of
+from vllm.v1.core.sched.balance.survival import drop_unknown_ends
 from vllm.v1.core.sched.balance.watch import parent_is_gone
+from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core_client import MPClient
 
 logger = init_logger(__name__)
 
@@ -36,37 +46,70 @@ _GRACE_S = 2.0
 _watches: set[asyncio.Task[None]] = set()
 
 
+def expect_answers(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
+    """Has the front-end's sockets ask engines whether they live, if all are elsewhere.
+
+    ZeroMQ asks and answers beside the processes' own threads. It closes a connection
+    without an answer, well before ranks would give up, and `_watch` sees that.
+    """
+    if _has_no_rank(vllm_config):
+        milliseconds = int(1000 * timeout_of(vllm_config.parallel_config))
+        ctx.setsockopt(zmq.HEARTBEAT_IVL, milliseconds // 4)
+        ctx.setsockopt(zmq.HEARTBEAT_TIMEOUT, milliseconds // 2)
+
+
+def _has_no_rank(vllm_config: "VllmConfig") -> bool:
+    local: int = vllm_config.parallel_config.data_parallel_size_local
+    return local == 0
+
+
 def end_with_engines(llm: "AsyncLLM") -> None:
     """Ends the server when its engines have ended or must end.
 
     Called in the event loop of the server. In another program that has an `AsyncLLM`
-    nothing is ended.
+    nothing is ended, and the object is not kept: it stops its engines once it is
+    dropped.
     """
-    task = asyncio.create_task(_watch(llm))
+    drop_unknown_ends(llm.input_processor.generation_config_fields, llm.model_config)
+    task = asyncio.create_task(_watch(weakref.ref(llm)))
     _watches.add(task)  # the loop keeps only a weak reference
-    task.add_done_callback(_watches.discard)
+    task.add_done_callback(_ended)
 
 
-async def _watch(llm: "AsyncLLM") -> None:
+def _ended(watch: asyncio.Task[None]) -> None:
+    _watches.discard(watch)
+    if not watch.cancelled() and (error := watch.exception()) is not None:
+        logger.error(
+            "Data parallel balance: nothing watches this server any more.",
+            exc_info=error,
+        )
+
+
+async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
-    while not llm.errored:
+    connections = None
+    if (llm := reference()) is not None and _has_no_rank(llm.vllm_config):
+        connections = _Connections(llm.engine_core)
+    while (llm := reference()) is not None and not llm.errored:
         is_served = is_served or _is_served()
         # Twice in a row: where all processes are told to stop, the coordinator is the
         # first to go.
-        before, missing = missing, _missing(llm)
+        before, missing = missing, _missing(llm, connections)
         if before is not None and missing is not None and is_served:
             logger.error("Data parallel balance: %s. Ending the server.", missing)
             await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
             break
+        del llm
         await asyncio.sleep(_PERIOD_S)
-    if not is_served:
+    if llm is None or not is_served:
         return
     manager = llm.engine_core.resources.engine_manager
     died = missing or getattr(manager, "failed_proc_name", None)
     status = 1 if died or llm.engine_core._finalizer.alive else 0
     llm.output_processor.propagate_error(llm.dead_error)
-    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
+    is_main = threading.current_thread() is threading.main_thread()
+    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH or not is_main:
         return
     signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
     try:
@@ -88,10 +131,31 @@ def is_of_this_server(pid: int) -> bool:
 
     It ends together with this one, so that nobody can say more about it.
     """
+    first = multiprocessing.parent_process()  # of several API servers
+    ours = {os.getpid(), first.pid if first else None}
     try:
-        return os.getpgid(pid) == os.getpgrp()
-    except ProcessLookupError:
+        return not ours.isdisjoint(
+            [pid, *(p.pid for p in psutil.Process(pid).parents())]
+        )
+    except psutil.NoSuchProcess:
         return True
+
+
+class _Connections:
+    """How many engines a front-end is connected to."""
+
+    def __init__(self, client: "MPClient") -> None:
+        """It was connected to all of them when it began to serve."""
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self._monitor = client.input_socket.get_monitor_socket(events)
+        self._count = len(client.core_engines)
+
+    def count(self) -> int:
+        """Those that are there now."""
+        while not (read := self._monitor.recv_multipart(zmq.NOBLOCK)).exception():
+            event = parse_monitor_message(read.result())["event"]
+            self._count += 1 if event == zmq.EVENT_ACCEPTED else -1
+        return self._count
 
 
 def _is_served() -> bool:
@@ -100,7 +164,7 @@ def _is_served() -> bool:
     return any(getattr(t.get_coro(), "__name__", "") == "watchdog_loop" for t in tasks)
 
 
-def _missing(llm: "AsyncLLM") -> str | None:
+def _missing(llm: "AsyncLLM", connections: _Connections | None) -> str | None:
     """In words, the process without which the server cannot go on.
 
     None if it has all of them, or is stopping.
@@ -108,8 +172,12 @@ def _missing(llm: "AsyncLLM") -> str | None:
     client = llm.engine_core
     if not client._finalizer.alive:
         return None
-    if parent_is_gone():
+    if llm._client_count > 1 and parent_is_gone():
         return "the process that started this API server has ended"
+    if connections is not None:
+        lost = len(client.core_engines) - connections.count()
+        if lost > 0:
+            return f"{lost} of the engines, all on other hosts, ended or do not answer"
     coordinator = client.resources.coordinator
     if coordinator is not None and not coordinator.proc.is_alive():
         return (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig
     from vllm.sampling_params import SamplingParams
+    from vllm.tokenizers import TokenizerLike
 
 logger = init_logger(__name__)
 
@@ -41,13 +42,48 @@ def _levels(schema: object) -> int:
     return max(accumulate(1 if each in "[{" else -1 for each in brackets), default=0)
 
 
-def check_client(params: "SamplingParams", model_config: "ModelConfig") -> None:
+def drop_unknown_ends(
+    generation_config: dict[str, Any], model_config: "ModelConfig"
+) -> None:
+    """Forgets ids that end an answer, by the model's own files, and that it lacks.
+
+    It never answers with them, but `min_tokens` would index its logits with them.
+
+    Args:
+        generation_config: of the model, which upstream adds to each request.
+        model_config: says how many tokens there are.
+    """
+    ends = generation_config.get("eos_token_id") or ()
+    ends = [ends] if isinstance(ends, int) else list(ends)
+    known = [token for token in ends if 0 <= token < model_config.get_vocab_size()]
+    if known != ends:
+        generation_config["eos_token_id"] = known
+        logger.warning(
+            "The model's generation config has eos_token_id %s; of these the model has "
+            "only %s, so the others are ignored.",
+            *(ends, known),
+        )
+
+
+def check_client(
+    params: "SamplingParams",
+    model_config: "ModelConfig",
+    tokenizer: "TokenizerLike | None" = None,
+) -> None:
     """Checks what upstream's own checks leave out, whatever the policy.
 
     Raises:
         VLLMValidationError: the client gets status 400.
     """
     vocab_size = model_config.get_vocab_size()
+    end = getattr(tokenizer, "eos_token_id", None) or 0
+    if params.min_tokens and end >= vocab_size:
+        raise VLLMValidationError(
+            f"the tokenizer ends answers with {end}, and the model has only "
+            f"{vocab_size} tokens, so that min_tokens cannot be kept",
+            parameter="min_tokens",
+            value=params.min_tokens,
+        )
     for name in _TOKEN_IDS:
         ids = getattr(params, name, None) or ()
         unknown = [token for token in ids if not 0 <= token < vocab_size]

@@ -229,9 +229,10 @@ class RankWatch:
         while True:
             end_if_orphaned()
             status, beats = self.status, self._beats
-            if file is not None:
-                text = status.text(self._rank, self._size).encode()
-                os.ftruncate(file, os.pwrite(file, text, 0))
+            with contextlib.suppress(OSError):  # only the doctor misses it
+                if file is not None:
+                    text = status.text(self._rank, self._size).encode()
+                    os.ftruncate(file, os.pwrite(file, text, 0))
             if beats is not None:
                 beats.tick()
                 # While this process is stopped, none is counted.
@@ -276,10 +277,11 @@ def _main_stack() -> str:
 def parent_is_gone() -> bool:
     """Whether the process that started this one has ended.
 
-    False in a process that `multiprocessing` did not start. No pipe or signal tells it
-    surely: processes that the parent forks later hold the write ends of the earlier
-    ones' pipes, and the kernel's signal on a parent's death means the thread that
-    forked.
+    Only for processes that vLLM itself starts, by fork or spawn: who starts a whole
+    server may do so by a fork server, or fork once more and end. False in a process
+    that `multiprocessing` did not start. No pipe or signal tells it surely: processes
+    that the parent forks later hold the write ends of the earlier ones' pipes, and the
+    kernel's signal on a parent's death means the thread that forked.
     """
     parent = multiprocessing.parent_process()
     return parent is not None and os.getppid() != parent.pid
