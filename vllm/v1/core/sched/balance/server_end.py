@@ -52,15 +52,11 @@ def expect_answers(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
     ZeroMQ asks and answers beside the processes' own threads. It closes a connection
     without an answer, well before ranks would give up, and `_watch` sees that.
     """
-    if _has_no_rank(vllm_config):
-        milliseconds = int(1000 * timeout_of(vllm_config.parallel_config))
+    parallel_config = vllm_config.parallel_config
+    if parallel_config.data_parallel_size_local == 0:
+        milliseconds = int(1000 * timeout_of(parallel_config))
         ctx.setsockopt(zmq.HEARTBEAT_IVL, milliseconds // 4)
         ctx.setsockopt(zmq.HEARTBEAT_TIMEOUT, milliseconds // 2)
-
-
-def _has_no_rank(vllm_config: "VllmConfig") -> bool:
-    local: int = vllm_config.parallel_config.data_parallel_size_local
-    return local == 0
 
 
 def end_with_engines(llm: "AsyncLLM") -> None:
@@ -89,7 +85,8 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
     connections = None
-    if (llm := reference()) is not None and _has_no_rank(llm.vllm_config):
+    # `expect_answers` has set some.
+    if (llm := reference()) is not None and llm.engine_core.ctx.sockopts:
         connections = _Connections(llm.engine_core)
     while (llm := reference()) is not None and not llm.errored:
         is_served = is_served or _is_served()
@@ -142,10 +139,9 @@ def is_of_this_server(pid: int) -> bool:
 
 
 class _Connections:
-    """How many engines a front-end is connected to."""
+    """To the engines of a front-end; all were there when it began to serve."""
 
     def __init__(self, client: "MPClient") -> None:
-        """It was connected to all of them when it began to serve."""
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._monitor = client.input_socket.get_monitor_socket(events)
         self._count = len(client.core_engines)

@@ -45,24 +45,16 @@ def _levels(schema: object) -> int:
 def drop_unknown_ends(
     generation_config: dict[str, Any], model_config: "ModelConfig"
 ) -> None:
-    """Forgets ids that end an answer, by the model's own files, and that it lacks.
+    """Forgets what ends an answer by the model's files, and is no token of it.
 
     It never answers with them, but `min_tokens` would index its logits with them.
-
-    Args:
-        generation_config: of the model, which upstream adds to each request.
-        model_config: says how many tokens there are.
     """
     ends = generation_config.get("eos_token_id") or ()
     ends = [ends] if isinstance(ends, int) else list(ends)
     known = [token for token in ends if 0 <= token < model_config.get_vocab_size()]
     if known != ends:
         generation_config["eos_token_id"] = known
-        logger.warning(
-            "The model's generation config has eos_token_id %s; of these the model has "
-            "only %s, so the others are ignored.",
-            *(ends, known),
-        )
+        logger.warning("Of eos_token_id %s the model has only %s.", ends, known)
 
 
 def check_client(
