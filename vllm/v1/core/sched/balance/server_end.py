@@ -29,7 +29,6 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.group import timeout_of
 from vllm.v1.core.sched.balance.survival import drop_unknown_ends
-from vllm.v1.core.sched.balance.watch import parent_is_gone
 from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
@@ -46,12 +45,21 @@ _GRACE_S = 2.0
 _watches: set[asyncio.Task[None]] = set()
 
 
-def expect_answers(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
-    """Has the front-end's sockets ask engines whether they live, if all are elsewhere.
+_parent: int | None = None
+"""Who started this server, if `multiprocessing` did, and not by way of a fork server or
+of another process that forks and may end."""
 
-    ZeroMQ asks and answers beside the processes' own threads. It closes a connection
-    without an answer, well before ranks would give up, and `_watch` sees that.
+
+def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
+    """Notes who started a front-end, before anything takes time.
+
+    If all engines are elsewhere, its sockets ask whether they live: ZeroMQ does, beside
+    the processes' own threads. It closes a connection without an answer, well before
+    ranks would give up, and `_watch` sees that.
     """
+    global _parent
+    parent = multiprocessing.parent_process()
+    _parent = parent.pid if parent and parent.pid == os.getppid() else None
     parallel_config = vllm_config.parallel_config
     if parallel_config.data_parallel_size_local == 0:
         milliseconds = int(1000 * timeout_of(parallel_config))
@@ -85,7 +93,7 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
     connections = None
-    # `expect_answers` has set some.
+    # `begin_watch` has set some.
     if (llm := reference()) is not None and llm.engine_core.ctx.sockopts:
         connections = _Connections(llm.engine_core)
     while (llm := reference()) is not None and not llm.errored:
@@ -168,7 +176,7 @@ def _missing(llm: "AsyncLLM", connections: _Connections | None) -> str | None:
     client = llm.engine_core
     if not client._finalizer.alive:
         return None
-    if llm._client_count > 1 and parent_is_gone():
+    if _parent not in (None, os.getppid()):
         return "the process that started this API server has ended"
     if connections is not None:
         lost = len(client.core_engines) - connections.count()

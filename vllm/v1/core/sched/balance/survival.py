@@ -8,6 +8,7 @@ a grammar's compiler.
 
 import json
 import re
+import sys
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def drop_unknown_ends(
     """
     ends = generation_config.get("eos_token_id") or ()
     ends = [ends] if isinstance(ends, int) else list(ends)
-    known = [token for token in ends if 0 <= token < model_config.get_vocab_size()]
+    size = model_config.get_vocab_size() or sys.maxsize  # some models have none
+    known = [token for token in ends if 0 <= token < size]
     if known != ends:
         generation_config["eos_token_id"] = known
         logger.warning("Of eos_token_id %s the model has only %s.", ends, known)

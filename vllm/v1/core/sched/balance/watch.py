@@ -277,8 +277,7 @@ def _main_stack() -> str:
 def parent_is_gone() -> bool:
     """Whether the process that started this one has ended.
 
-    Only for processes that vLLM itself starts, by fork or spawn: who starts a whole
-    server may do so by a fork server, or fork once more and end. False in a process
+    For ranks and coordinators, which vLLM starts by fork or spawn. False in a process
     that `multiprocessing` did not start. No pipe or signal tells it surely: processes
     that the parent forks later hold the write ends of the earlier ones' pipes, and the
     kernel's signal on a parent's death means the thread that forked.
