@@ -24,9 +24,11 @@ if [ -z "$trial" ]; then
     sed -nE "s/^## (.*) \($day\)$/\1/p" CHANGELOG.md | grep -Fxq "$version" ||
         fail "CHANGELOG.md: expected a section '## $version (YYYY-MM-DD)', found none; write it, as docs/maintainers.md says, or make a trial"
     # By an index of its own: flags in that of the checkout hide changes.
-    index=$(mktemp -d)/index
-    GIT_INDEX_FILE=$index git -c core.sparseCheckout=false read-tree HEAD
-    [ -z "$(GIT_INDEX_FILE=$index git -c core.sparseCheckout=false status --porcelain)" ] ||
+    empty=$(mktemp -d)
+    GIT_INDEX_FILE=$empty/index git -c core.sparseCheckout=false read-tree HEAD
+    changes=$(GIT_INDEX_FILE=$empty/index git -c core.sparseCheckout=false status --porcelain)
+    rm -r "$empty"
+    [ -z "$changes" ] ||
         fail "$PWD: expected no changes against commit $commit, found some (git status); commit them, or make a trial"
     tagged=$(git rev-parse --verify --quiet "refs/tags/v$version^{commit}" || true)
     [ "${tagged:-$commit}" = "$commit" ] ||

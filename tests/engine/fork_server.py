@@ -121,12 +121,17 @@ def serve(control):
 def main():
     """In the process that forks, and then in the server."""
     sys.path[:1] = []
+    before = {**os.environ}
     for name in MODULES:
         __import__(name)
+    # The platform is chosen when it is first asked, and says how workers are started.
+    assert sys.modules["vllm.platforms"].current_platform is not None
+    imported = {*os.environ.items()} - {*before.items()}
     control = socket.socket(fileno=int(sys.argv[1]))
     arguments, environment, folder, log = serve(control)
     os.setsid()
     os.environ.clear()
+    os.environ.update(imported)
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.insert(0, "")
