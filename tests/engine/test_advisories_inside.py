@@ -10,12 +10,14 @@ import pytest
 import torch
 from aiohttp import web
 from PIL import Image
+from vllm import envs
 from vllm.connections import HTTPConnection
 from vllm.entrypoints.openai.responses.context import HarmonyContext
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.pooling.scoring.serving import ServingScores
 from vllm.exceptions import VLLMValidationError
 from vllm.fixes import grammars, media
+from vllm.fixes.limits import limit
 from vllm.multimodal.media.audio import AudioMediaIO, load_audio_pyav
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.pooling_params import PoolingParams
@@ -71,6 +73,16 @@ def with_backend(model, backend, **arguments):
         structured_outputs_config={"backend": backend},
         **arguments,
     )
+
+
+def test_a_limit_that_is_no_number_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setattr(envs, "environment_variables", dict(envs.environment_variables))
+    monkeypatch.setenv("VLLM_MAX_TESTS", "7")
+    assert limit("VLLM_MAX_TESTS", 3) == 7
+    envs.validate_environ(hard_fail=True)
+    monkeypatch.setenv("VLLM_MAX_TESTS", "many")
+    with pytest.raises(ValueError, match="VLLM_MAX_TESTS: expected a whole number"):
+        limit("VLLM_MAX_TESTS", 3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -321,11 +321,13 @@ def _try(backend: Any, kind: Any, spec: str, seconds: int, late: ValueError) -> 
     Raises:
         ValueError: `late`.
     """
-    texts = {
-        "REGEX": lambda: [spec],
-        "JSON": lambda: _patterns(json.loads(spec)),
-    }.get(kind.name, list)()
-    if not texts or not type(backend).__module__.endswith(".backend_outlines"):
+    if not type(backend).__module__.endswith(".backend_outlines"):
+        return
+    if kind.name == "REGEX":
+        texts = [spec]
+    elif kind.name == "JSON":
+        texts = _patterns(json.loads(spec))
+    else:
         return
     try:
         tried = subprocess.run(

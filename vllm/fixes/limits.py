@@ -7,16 +7,19 @@ They have upstream's names where a release of vLLM has them. 0 means no limit.
 
 import os
 
+from vllm import envs
 from vllm.exceptions import VLLMValidationError
 
 
 def limit(name: str, default: int) -> int:
-    """The value of an environment variable.
+    """The value of an environment variable, of which vLLM then does not warn.
 
     Raises:
         ValueError: it is no whole number; the server does not start.
     """
     value = os.environ.get(name, str(default))
+    if name in os.environ:
+        envs.environment_variables.setdefault(name, lambda: value)
     try:
         return int(value)
     except ValueError:
