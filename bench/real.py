@@ -318,8 +318,9 @@ def rounded(value: Any) -> Any:
 
 
 def results_in(folder: Path) -> list[Path]:
-    """Of the turns of a trial that have ended."""
-    return sorted(folder.glob("turns/*.json"))
+    """Of the turns of a trial that have ended, and whose server was asked."""
+    found = sorted(folder.glob("turns/*.json"))
+    return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
 
 
 def write(bench: Bench, every: list[Cell]) -> None:

@@ -2,7 +2,7 @@
 
 Their home has a space and a letter that is not ASCII in its path, and no HOME names it;
 they are not root, nobody else may read their files, and the language is C. The machine
-is a container with 3 GB of memory and 64 MB of /dev/shm.
+is a container with 5 GB of memory and 64 MB of /dev/shm.
 """
 
 import os
@@ -42,7 +42,7 @@ def test_a_newcomer_runs_the_commands(suite, podman, debian, pip_settings, tmp_p
     make = f"umask 077 && exec make {COMMANDS[suite]}"
     try:
         result = podman.run(
-            *("--user", f"{NEWCOMER}:{NEWCOMER}", "--memory=3g", "--shm-size=64m"),
+            *("--user", f"{NEWCOMER}:{NEWCOMER}", "--memory=5g", "--shm-size=64m"),
             *(f"--volume={tmp_path}:{HOME}", f"--workdir={HOME}/{clone.name}"),
             *(f"--volume={settings}:/etc/pip.conf:ro", *volumes, "--env=LANG=C"),
             *(debian(suite, *PACKAGES), "env", "--unset=HOME", "sh", "-c", make),

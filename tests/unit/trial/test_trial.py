@@ -1,10 +1,12 @@
 """The trial's own parts: order, folder, verdict, what the report shows and hides."""
 
 import argparse
+import asyncio
 import json
 import math
 import random
 import shlex
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -97,6 +99,37 @@ def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
         folder.file(order[0]).write_text(torn)
         with pytest.raises(UsageError, match="is no result of a turn; delete it"):
             turns.run(folder, order, lambda _: serve, found, False)
+
+
+def test_costs_are_those_that_were_learned_while_the_load_was_sent(
+    tmp_path, monkeypatch
+):
+    """At the end the last requests decode alone, which is faster."""
+    monkeypatch.setattr(turns, "LOOK_EVERY", 1)
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 1)
+    found, looks = Answers(), iter([{}, {"decode": 0.09}, {"decode": 0.08}, None])
+    enough = threading.Event()
+
+    async def send(*_: object) -> dict[str, object]:
+        while not enough.is_set():
+            await asyncio.sleep(0.01)
+        return {"completed": 2, "failed": 0, **SAVED}
+
+    def figures(policy: str = "") -> Figures:
+        if policy:  # at the end
+            return Figures(2, None, {"decode": 0.04})
+        costs = next(looks, None)
+        if costs is None:
+            enough.set()
+            raise UsageError("no answer")
+        return Figures(2, None, costs)
+
+    monkeypatch.setattr(found, "send", send)
+    monkeypatch.setattr(found, "figures", figures)
+    results = turns.run(folder, order[1:], lambda _: nullcontext(found), found, False)
+    assert results[0].figures.costs == {"decode": pytest.approx(0.085)}
 
 
 @pytest.mark.parametrize("error", [UsageError, OtherPolicyError])

@@ -224,7 +224,7 @@ def _wait(
     """The exit status; None if there was enough before."""
     while True:
         try:
-            return process.wait(timeout=0.5 if enough else None)
+            return process.wait(timeout=PAUSE_S if enough else None)
         except subprocess.TimeoutExpired:
             if enough is not None and enough():
                 process.send_signal(signal.SIGTERM)
@@ -286,6 +286,9 @@ def predicted_in(folder: Path) -> dict[str, float]:
 
 PREDICTED = "predicted.json"
 SEEDS = 8
+"""Runs of the simulator with each policy."""
+PAUSE_S = 1.0
+"""Between two looks whether there was enough."""
 
 
 def in_words(costs: Mapping[str, float]) -> str:

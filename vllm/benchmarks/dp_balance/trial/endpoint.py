@@ -57,7 +57,8 @@ class Figures(NamedTuple):
     """Mean on the rank that waits least, since the server started; None if there was
     no exchange."""
     costs: Mapping[str, float]
-    """What `adaptive` has learned, seconds by part; the mean of the ranks."""
+    """What `adaptive` has learned, seconds by part; the mean of the ranks. Of a turn
+    the median of several looks while the load was sent."""
 
 
 class Endpoint:

@@ -3,8 +3,10 @@
 """The turns: their order, their folder, and going on where it was stopped."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -144,7 +146,7 @@ def run(
 
 def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
-        saved = asyncio.run(_watched(endpoint, load, turn.round))
+        saved, learned = asyncio.run(_watched(endpoint, load, turn.round))
         _refuse_failed(saved)
         # First: a load may have taken an hour, and the server may have ended with it.
         folder.write(folder.file(turn), json.dumps({**saved, "trial": None}))
@@ -153,17 +155,39 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
         except OtherPolicyError:
             folder.file(turn).unlink()
             raise
+    if learned:
+        figures = figures._replace(costs=_median(learned))
     text = json.dumps({**saved, "trial": figures._asdict()})
     folder.write(folder.file(turn), text)
     return Result(saved, figures)
 
 
-async def _watched(endpoint: Endpoint, load: Load, number: int) -> Mapping[str, Any]:
-    sent = asyncio.ensure_future(load.send(endpoint, number))
+LOOK_EVERY = 5
+"""About so many seconds between two looks at what was learned."""
+Costs = Mapping[str, float]
+
+
+async def _watched(
+    endpoint: Endpoint, load: Load, number: int
+) -> tuple[Mapping[str, Any], list[Costs]]:
+    """What came of the load, and what had been learned while it was sent.
+
+    At its end the last requests decode alone, and what the newest steps took says
+    little of those before.
+    """
+    sent, learned, seconds = asyncio.ensure_future(load.send(endpoint, number)), [], 0
     while not sent.done():
         endpoint.watch()
         await asyncio.wait([sent], timeout=1)
-    return await sent
+        seconds += 1
+        if seconds % LOOK_EVERY == 0 and not sent.done():
+            with contextlib.suppress(UsageError):  # who is busy is asked at the end
+                learned.append((await asyncio.to_thread(endpoint.figures)).costs)
+    return await sent, [costs for costs in learned if costs]
+
+
+def _median(found: Sequence[Costs]) -> Costs:
+    return {name: statistics.median(x[name] for x in found) for name in found[-1]}
 
 
 def _refuse_failed(saved: Mapping[str, Any]) -> None:
