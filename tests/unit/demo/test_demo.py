@@ -49,6 +49,23 @@ def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch, pyt
         ranks.run_trial(*given)
 
 
+def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
+    """It is told so, for it has a server to stop."""
+    program, begun = python.with_name("vllm"), tmp_path / "begun"
+    script = "trap 'touch ended; exit' TERM; touch begun; while :; do sleep 0.1; done"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr(ranks, "PAUSE_S", 0.1)
+
+    def told_to_end():
+        if begun.exists():
+            raise SystemExit(143)
+
+    rest = ranks.Served(2), ("off", "adaptive"), 3, True, told_to_end
+    with pytest.raises(SystemExit):
+        ranks.run_trial(python, tmp_path / "gain", tmp_path, LOAD, *rest)
+    assert (tmp_path / "ended").exists()
+
+
 def test_the_simulator_gets_what_was_sent_and_how_it_was_served(
     tmp_path, monkeypatch, python
 ):

@@ -6,10 +6,10 @@ time on a core, and the other ranks wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
-import signal
 import socket
 import statistics
 import subprocess
@@ -222,17 +222,15 @@ def _wait(
     process: subprocess.Popen[bytes], enough: Callable[[], bool] | None
 ) -> int | None:
     """The exit status; None if there was enough before."""
-    while True:
-        try:
-            return process.wait(timeout=PAUSE_S if enough else None)
-        except subprocess.TimeoutExpired:
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=PAUSE_S if enough else None)
             if enough is not None and enough():
-                process.send_signal(signal.SIGTERM)
-                process.wait()
                 return None
-        except KeyboardInterrupt:  # which it got, too, and stops its server
-            process.wait()
-            raise
+    finally:  # also of Ctrl-C, or if we are told to end: it stops its server first
+        process.terminate()
+        process.wait()
 
 
 def report_of(folder: Path) -> dict[str, Any]:
