@@ -29,7 +29,7 @@ from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 
 POLICIES = ("off", "adaptive")
-ROUNDS, PROMPTS = 3, 40
+ROUNDS, PROMPTS = 3, 32
 """Turns of each policy, and requests for each rank in a turn."""
 BUSY = 0.5
 """A load average above this, before anything was started, is of others."""
@@ -57,7 +57,7 @@ def demo(paths: Paths) -> None:
     model = ranks.make_model(python, folder / "models")
     served = ranks.Served(ranks.rank_count(), asynchronous=False)
     clients = ranks.CLIENTS * served.ranks
-    load = ranks.drawn(PROMPTS * served.ranks, clients, 200, 24, 0.8)
+    load = ranks.drawn(PROMPTS * served.ranks, clients, 400, 24, 0.8)
     say(f"Serving it on {served.ranks} ranks, {ROUNDS} turns with each policy")
     gain = folder / "gain"
     ranks.run_trial(python, gain, model, load, served, POLICIES, ROUNDS)
