@@ -2,6 +2,7 @@
 
 import ast
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines, derive
 from balance_tools.series.apply import load_series, patched_files
+from balance_tools.series.patchfile import parse_patch
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
@@ -49,6 +51,13 @@ def patches():
     }
 
 
+@cache
+def patched_tree(artifact, series):
+    """Upstream's files, and what the touched ones become."""
+    tree = ensure_pristine(artifact, PATHS)
+    return tree, patched_files(load_series(series), tree)
+
+
 def wrong_in(one: Advisory, lock, series) -> list[str]:
     """What of its evidence is not so in upstream's files of `lock` with the patches.
 
@@ -59,8 +68,7 @@ def wrong_in(one: Advisory, lock, series) -> list[str]:
         for line in lines:
             file, _, text = line.partition(": ")
             package = file.partition("/")[0]
-            tree = ensure_pristine(lock.packages[package], PATHS)
-            patched = patched_files(load_series(series(package)), tree)
+            tree, patched = patched_tree(lock.packages[package], series(package))
             there = (tree / file).exists()
             if there and text:
                 content = patched.get(file) or (tree / file).read_bytes()
@@ -152,9 +160,13 @@ def test_a_reason_holds_inside_of_the_range_alone():
 
 
 def test_only_a_patch_that_says_so_is_mended_by_a_release():
-    (_, patch), *_ = patches().values()
-    assert patch.header.get("Mended-In") is None
-    assert not is_mended(patch, "9999")
+    assert not is_mended(parse_patch("x.patch", b"Origin: vendor\n\n"), "9999")
+
+
+def test_a_patch_that_names_no_release_is_refused():
+    patch = parse_patch("x.patch", b"Mended-In: soon\n\n")
+    with pytest.raises(ToolError, match=r"x\.patch: Mended-In: expected a release"):
+        is_mended(patch, "0.24.0")
 
 
 @pytest.mark.parametrize(

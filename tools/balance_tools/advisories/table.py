@@ -17,7 +17,7 @@ from typing import Any
 
 import tomlkit
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
@@ -129,9 +129,19 @@ def counts(answers: Iterable[Answer]) -> dict[State, list[str]]:
 
 
 def is_mended(patch: Patch, version: str) -> bool:
-    """Whether a release of the patch's package has what the patch is for."""
+    """Whether a release of the patch's package has what the patch is for.
+
+    Raises:
+        ToolError: the patch names no release.
+    """
     said = patch.header.get("Mended-In")
-    return said is not None and Version(version) >= Version(said)
+    try:
+        return said is not None and Version(version) >= Version(said)
+    except InvalidVersion:
+        raise ToolError(
+            f"{patch.name}: Mended-In: expected a release such as 0.30.0, found "
+            f"{said!r}; write the first that needs the patch no more"
+        ) from None
 
 
 def mended_by(patches: Iterable[Patch], version: str) -> set[str]:

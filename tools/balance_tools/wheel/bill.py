@@ -183,7 +183,8 @@ ANALYSES = {
 def _vulnerability(answer: Answer, target: str) -> Vulnerability:
     """One advisory, by its CVE where it has one."""
     one, state = answer.advisory, answer.state
-    analysis = VulnerabilityAnalysis(state=ANALYSES[state], detail=answer.text)
+    fails = " fails without the patch" * (state is State.MENDED)
+    analysis = VulnerabilityAnalysis(state=ANALYSES[state], detail=answer.text + fails)
     if state is State.OPEN and one.workaround:
         analysis.responses.add(ImpactAnalysisResponse.WORKAROUND_AVAILABLE)
     elif state is State.OPEN:
