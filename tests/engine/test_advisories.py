@@ -114,6 +114,7 @@ def test_what_costs_too_much_is_refused_with_its_limit(server, number):
     answer = server.ask(0, **GOOD | change)
     assert answer.status_code == 400, answer.text
     assert name in answer.json()["error"]["message"]
+    assert len(answer.text) < 1_000, "it is said in a sentence"
     for rank in (0, 1):
         assert tokens(server.ask(rank, **GOOD)) == expected
 

@@ -6,6 +6,7 @@ They have upstream's names where a release of vLLM has them. 0 means no limit.
 """
 
 import os
+from typing import Any
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
@@ -29,8 +30,24 @@ def limit(name: str, default: int) -> int:
         ) from None
 
 
-def too_large(field: str, what: str, most: int, name: str) -> VLLMValidationError:
-    """What a client gets, with status 400; `name` is the variable that sets it."""
-    return VLLMValidationError(
+class RefusalError(VLLMValidationError):
+    """What a client gets with status 400, as it is."""
+
+
+def too_large(field: str, what: str, most: int, name: str) -> RefusalError:
+    """That `field` passes the limit which the variable `name` sets."""
+    return RefusalError(
         f"{field} {what}; this server takes at most {most} ({name})", parameter=field
     )
+
+
+def in_one_sentence(exc: Any, errors: Any) -> tuple[Any, Any]:
+    """Of errors among which is a `RefusalError`, that alone.
+
+    Upstream sends all that the errors have, twice: a body that is too large, too.
+    """
+    for error in errors:
+        refusal = error.get("ctx", {}).get("error")
+        if isinstance(refusal, RefusalError):
+            return refusal, []
+    return exc, errors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.exceptions import VLLMValidationError
-from vllm.fixes.limits import limit, too_large
+from vllm.fixes.limits import RefusalError, limit, too_large
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -131,7 +131,7 @@ def check_media_options(body: Any) -> None:
         return
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if body.get(name):
-            raise VLLMValidationError(
+            raise RefusalError(
                 f"{name} are not taken from requests; the operator may set them for "
                 f"all, or trust clients with {TRUST}=1",
                 parameter=name,
