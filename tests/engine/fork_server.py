@@ -1,8 +1,9 @@
 """Forks servers from one process that has imported vLLM: that takes 6 s of a core.
 
 A server gets arguments, environment, folder, log and process group of its own, and has
-what any process of vLLM has: its modules, and no thread. What differs when a program is
-executed (its command line in /proc, variables that are read on import) is not for it.
+what any process of vLLM has: its modules, and no other thread of Python. What differs
+when a program is executed is not for it: its command line in /proc, and variables that
+are read on import.
 """
 
 import contextlib
