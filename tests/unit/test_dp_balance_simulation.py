@@ -79,6 +79,19 @@ def test_padding_makes_ranks_that_only_decode_compute_the_longest_prefill():
     assert padded.step_seconds(both) == cost.step_seconds(both)
 
 
+def test_each_draft_costs_its_tokens_and_a_pass_of_the_drafter():
+    workload = Workload(4, "1", "9")
+    steps: list[StepRecord] = []
+    for rates in ((), (0.5, 0.4)):
+        cost = CostModel(t0=1.0, a=0.01, b=0.0, c=0.0, drafter=0.2)
+        limits = replace(LIMITS, acceptance_rates=rates)
+        alone = Scenario(limits, cost, workload, ClientTraffic(max_concurrency=4))
+        simulate(alone, "off", on_step=steps.append)
+    seconds = {max(step.loads.decodes): step.seconds for step in steps}
+    assert seconds[1] == pytest.approx(1 + 0.01)
+    assert seconds[3] == pytest.approx(1 + 0.03 + 2 * 0.2)
+
+
 IMPOSSIBLE = {"padded": 0.5, "experts_tokens": 0, "a": -1, "t0": 0, "phi": 1.5}
 
 

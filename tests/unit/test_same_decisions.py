@@ -17,7 +17,8 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
-A2 = replace(PRESETS["a2-dp4-tp4"], noise=0.1)
+A2 = replace(PRESETS["a2-dp4-tp4"], a=60e-6, c=0.0, drafter=0.0, noise=0.1)
+"""As the preset was when they were recorded."""
 CODE = Path(__file__).parents[2] / "bench" / "traces" / "azure_2023_code.csv"
 SERVED = {
     "a trace": Scenario(

@@ -136,7 +136,8 @@ def simulate(
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     engine = make_engine(scenario, requests)
-    limits, frontend, cost = scenario.limits, scenario.frontend, scenario.cost
+    limits, frontend = scenario.limits, scenario.frontend
+    cost = scenario.cost.with_drafts(len(limits.acceptance_rates))
     load_balancers = make_load_balancers(
         load_balancer_of(
             scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"

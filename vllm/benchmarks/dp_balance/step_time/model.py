@@ -19,7 +19,7 @@ padded·phi·b                                padding / N
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from ..errors import UsageError
@@ -78,6 +78,8 @@ class CostModel:
     padded: float = 0.0
     """1 if the all-to-all is padded: a rank that only decodes computes as many rows
     that nobody needs as the longest prefill has. 0 if not."""
+    drafter: float = 0.0
+    """Seconds of a pass of the drafter; each step has one for each draft."""
     noise: float = 0.0
     """Steps vary uniformly by plus or minus half this share."""
 
@@ -105,6 +107,10 @@ class CostModel:
             raise UsageError(
                 f"cost model: experts_tokens is {self.experts_tokens}; give 1 or more."
             )
+
+    def with_drafts(self, drafts: int) -> "CostModel":
+        """What steps cost in which the drafter runs so often."""
+        return replace(self, t0=self.t0 + drafts * self.drafter)
 
     def step_seconds(self, loads: Loads) -> float:
         """Seconds of the common step, without noise.
