@@ -65,7 +65,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "align, TensorRT-LLM's router": ("align", {"load_balancer": "trtllm-kv-aware"}),
 }
 """By name, a policy that is served in another way than its own, and what differs."""
-RIVALS = ("off", "align", "sglang-100", "sglang23-30", "atom", "eb")
+RIVALS = (
+    *("off", "align", "sglang-100", "sglang-200", "sglang23-30", "sglang23-200"),
+    *("atom", "eb"),
+)
+"""SGLang's launch scripts for Ascend set 100 or 200 passes."""
 APART = tuple(VARIANTS)[:8]
 """Which show whose a gain is, and what another number of API servers does."""
 
@@ -261,10 +265,11 @@ class Deployment(NamedTuple):
 
 
 DEVICES = {
-    "A2": PRESETS["a2-dp4-tp4"],
-    "A3, padded": PRESETS["a3-dp4-tp4-padded"],
-    "A3": PRESETS["a3-dp4-tp4"],
+    "A2": ("a2-dp4-tp4", "a2-dp8-tp4-sparse"),
+    "A3, padded": ("a3-dp4-tp4-padded", "a3-dp8-tp4-sparse-padded"),
+    "A3": ("a3-dp4-tp4", "a3-dp8-tp4-sparse"),
 }
+"""Presets of MLA, and of the sparse attention of GLM-5."""
 
 
 def model(config: str) -> str:
@@ -282,17 +287,130 @@ def deployments() -> Iterator[Cell]:
             numbers = row | {"asynchronous": row["async"] == "yes"}
             made = Deployment(*(int(numbers[name]) for name in Deployment._fields))
             alike.setdefault(made, []).append(row)
-    for device, cost in DEVICES.items():
+    for device, presets in DEVICES.items():
         for deployment, rows in alike.items():
             models = sorted({model(row["config"]) for row in rows})
             published = [float(x["published"]) for x in rows if x["published"] != "-"]
             labels = {"device": device, "models": models, **deployment._asdict()}
-            scenario = deployment.scenario(cost)
-            if all(name.startswith("GLM") for name in models):
-                # Their sparse attention projects nothing anew.
-                scenario = replace(scenario, cost=replace(cost, projection=0.0))
+            is_sparse = all(name.startswith("GLM") for name in models)
+            scenario = deployment.scenario(PRESETS[presets[is_sparse]])
             labels["published"] = published
-            yield Cell(labels, scenario, ("adaptive", "cap", *RIVALS, "sglang-30"))
+            rules = "adaptive", "cap", *RIVALS, "sglang-30"
+            yield Cell(labels, scenario, rules, (0, 1, 2))
+
+
+# ---- What others have published
+
+
+class Published(NamedTuple):
+    """A figure that somebody measured on A3, and what makes the same here."""
+
+    of: str
+    figures: Mapping[str, float]
+    """As they were published, by name of a figure here."""
+    rule: str
+    cost: CostModel
+    limits: RankLimits
+    clients: int
+    prompts: int
+    prompt_len: int
+    output_len: int
+    role: str = "both"
+    is_fitted: bool = False
+    """Whether a constant of the preset is derived from it."""
+
+
+R1_DRAFTS = 0.82, 0.6, 0.41
+"""Of SGLang's three drafts: 1.83 are accepted, as published; of each alone assumed."""
+TPOT = "mean_tpot_ms"
+
+
+def sglang(
+    *args: Any, tpot: float, rule: str = "off", drafts: int = 3, **more: Any
+) -> Published:
+    """From SGLang's pages on Ascend: DeepSeek-R1.
+
+    Args:
+        args: preset, ranks, tensor parallel size, slots, tokens of a step, clients,
+            prompts, prompt and output tokens.
+        tpot: as published, in milliseconds.
+        rule: what holds prompts.
+        drafts: of a request.
+        more: of `Published`.
+    """
+    preset, ranks, parallel, slots, step, clients, prompts, *lengths = args
+    cost = PRESETS[preset]
+    if ranks * parallel == 32 and parallel == 2:  # has none of its own
+        cost = replace(cost, a=cost.a / 2)
+    limits = RankLimits(ranks, slots, step, acceptance_rates=R1_DRAFTS[:drafts])
+    kind = ", decodes" if "role" in more else f", {rule}"
+    name = f"SGLang, DP {ranks} TP {parallel}, {drafts} drafts, {lengths[0]:,} → "
+    name += f"{lengths[1]:,}, {clients} clients{kind}"
+    figures = {TPOT: tpot, **more.pop("figures", {})}
+    scenario = figures, rule, cost, limits, clients, prompts, *lengths
+    return Published(name, *scenario, **more)
+
+
+ALONE: dict[str, Any] = {"role": "decode"}
+DP4 = "a3-dp4-tp4", 4, 4, 36, 7144, 144
+"""Whole prompts, two of them beside 144 tokens that decode."""
+WHOLE_RUN = {"output_throughput": 2497, "median_ttft_ms": 3900, "p99_ttft_ms": 26_900}
+PUBLISHED = (
+    sglang(*DP4, 576, 3500, 1500, tpot=49.8, rule="sglang-30", figures=WHOLE_RUN),
+    sglang(*DP4, 288, 3500, 1500, tpot=29.3, **ALONE),
+    sglang(
+        *("a3-dp16-tp1", 16, 1, 14, 3556, 224, 896, 3500, 1500),
+        tpot=50,
+        rule="sglang-200",
+    ),
+    sglang(
+        *("a3-dp16-tp1", 16, 1, 16, 2112, 256, 1024, 2048, 2048),
+        tpot=50,
+        rule="sglang-30",
+    ),
+    sglang(
+        *("a3-dp16-tp1", 16, 1, 24, 4096, 320, 640, 3500, 1500),
+        tpot=41.9,
+        is_fitted=True,
+        **ALONE,
+    ),
+    sglang(
+        *("a3-dp16-tp1", 16, 1, 26, 4096, 416, 832, 3584, 1536),
+        tpot=50,
+        drafts=2,
+        **ALONE,
+    ),
+    sglang(
+        *("a3-dp32-tp1", 32, 1, 26, 4096, 768, 1536, 3500, 1500),
+        tpot=50,
+        drafts=2,
+        **ALONE,
+    ),
+    sglang(*("a3-dp32-tp1", 16, 2, 2, 4096, 32, 32, 6000, 1600), tpot=20.5, **ALONE),
+    *(
+        Published(
+            f"afd-plugin's baseline, DeepSeek-V3.2, DP 64 TP 1, {length:,} tokens of "
+            f"{slots} requests a rank, decodes",
+            *({TPOT: tpot}, "off", PRESETS["a3-dp64-tp1-sparse"]),
+            *(RankLimits(64, slots, 4096), 64 * slots, 64 * slots, length, 128),
+            **ALONE,
+            is_fitted=True,
+        )
+        for slots, length, tpot in ((16, 16_384, 68.8), (8, 32_768, 47.6))
+    ),
+)
+"""TPOT of 50 and 20.5 ms are in headings; others are of a run that is shown."""
+
+
+def published() -> Iterator[Cell]:
+    """What others have published of A3, and what is simulated of it."""
+    for each in PUBLISHED:
+        labels = {"of": each.of, "published": each.figures, "fitted": each.is_fitted}
+        workload = Workload(each.prompts, str(each.prompt_len), str(each.output_len))
+        traffic = ClientTraffic(max_concurrency=each.clients)
+        scenario = served(each.limits, each.cost, workload, traffic, role=each.role)
+        rules = [each.rule] if each.role == "decode" else [each.rule, "off", "adaptive"]
+        yield Cell(labels, scenario, rules)
 
 
 # ---- Agents, and instances that only prefill or only decode
@@ -350,6 +468,7 @@ GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
     "one_rank": one_rank,
     "deployments": deployments,
+    "published": published,
     "agents": agents,
 }
 """By the name of the result."""

@@ -20,6 +20,7 @@ Results = Mapping[str, Any]
 PAGES = "results.md", "measurements.md"
 USUAL = "8 ranks, 32 slots, steps of 8,192"
 MEAN, TAIL, SERVED = "mean_e2el_ms", "p99_ttft_ms", "output_throughput"
+TPOT = "mean_tpot_ms"
 BEHIND = -0.02
 """A lead below this is a cell that is behind."""
 
@@ -272,10 +273,10 @@ def deployment(cell: Cell) -> str:
 
 
 def deployments(results: Results) -> Rows:
-    """On A2, by deployment."""
+    """On A3 as upstream's tests have it, by deployment."""
     head = ["deployment", "`off`, tok/s", "`cap`", "`adaptive`", "over the best rival"]
     rows: Rows = [head]
-    for cell in select(results["deployments"]["cells"], device="A2"):
+    for cell in select(results["deployments"]["cells"], device="A3, padded"):
         off = figure(cell, "off", SERVED)
         gains = (figure(cell, n, SERVED) / off - 1 for n in ("cap", "adaptive"))
         rows.append(
@@ -301,6 +302,48 @@ def devices(results: Results) -> Rows:
             row = [f"`{over}`" if over else "the best rival", device]
             ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append([*row, f"{mean:.2f}", f"{median:.2f}", ends])
+    return rows
+
+
+# ---- What others have published
+
+
+def error(simulated: float, published: float) -> str:
+    """Of what is simulated."""
+    return percent(simulated / published - 1, "+.0f")
+
+
+def published(results: Results) -> Rows:
+    """What others measured on A3, and what is simulated of it."""
+    rows: Rows = [["what", "figure", "published", "simulated", "error"]]
+    names = {TPOT: "TPOT, ms", SERVED: "tokens/s", TAIL: "TTFT p99, s"}
+    names |= {"median_ttft_ms": "TTFT p50, s"}
+    for cell in results["published"]["cells"]:
+        rule, *_ = cell["policies"]
+        fitted = " (fitted to it)" * cell["fitted"]
+        for name, measured in cell["published"].items():
+            unit = 1e-3 if "ttft" in name else 1
+            found, told = (
+                f"{unit * x:.4g}" for x in (figure(cell, rule, name), measured)
+            )
+            share = error(figure(cell, rule, name), measured)
+            rows.append([cell["of"], names[name], told, found, share + fitted])
+    return rows
+
+
+def baselines(results: Results) -> Rows:
+    """What vllm-ascend's tests expect on A3, and what `cap` serves in simulation."""
+    head = ["deployment", "published, tok/s", "A3, padded", "A3", "error"]
+    rows: Rows = [head]
+    cells = results["deployments"]["cells"]
+    padded = select(cells, device="A3, padded")
+    for one, other in zip(padded, select(cells, device="A3"), strict=True):
+        if known := sorted(one["published"]):
+            found = [figure(cell, "cap", SERVED) for cell in (one, other)]
+            ends = sorted({known[0], known[-1]})
+            told = " to ".join(f"{each:.0f}" for each in ends)
+            share = " to ".join(error(found[0], each) for each in ends)
+            rows.append([deployment(one), told, *(f"{x:.0f}" for x in found), share])
     return rows
 
 
@@ -406,7 +449,7 @@ def costs(part: str) -> Callable[[Results], Rows]:
 def made(results: Results) -> Rows:
     """What each result was made with."""
     rows: Rows = [["result", "made with", "policies"]]
-    for name in ("regimes", "one_rank", "deployments", "agents"):
+    for name in ("regimes", "one_rank", "deployments", "published", "agents"):
         head = results[name]
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
@@ -421,7 +464,8 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
         *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
-        *(deployments, devices, agents, roles, real, real_costs, made),
+        *(deployments, devices, published, baselines, agents, roles),
+        *(real, real_costs, made),
     )
 } | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}
 
