@@ -163,8 +163,8 @@ class Clock(Coordinator):
 class Copies:
     """The policy as ranks have it: each its own, shown equal snapshots."""
 
-    def __init__(self, policy: str) -> None:
-        self.copies = [make_controller(policy) for _ in range(2)]
+    def __init__(self, policy: str, in_flight: int) -> None:
+        self.copies = [make_controller(policy, in_flight) for _ in range(2)]
 
     def decide(self, snapshot: Snapshot):
         """What both decide."""
@@ -233,7 +233,8 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     requests, leaving = world.requests(noise), world.leaving()
     limits, ranks = world.limits, world.limits.ranks
     device = Device(world, random.Random(f"device {world.seed} {noise}"))
-    copies = None if policy == "off" else Copies(policy)
+    in_flight = 1 + world.asynchronous
+    copies = None if policy == "off" else Copies(policy, in_flight)
     if leaving and not limits.kv_blocks:
         limits = replace(limits, kv_blocks=10**9)  # the engine that can abort
     scenario = Scenario(

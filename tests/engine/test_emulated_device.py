@@ -103,6 +103,24 @@ def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_m
     assert counts["least"] > 0, "nothing was held"
 
 
+@pytest.mark.parametrize("launch", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
+def test_costs_are_learned_where_launches_block(tmp_path, moe_model, launch):
+    """Taken for those of the step before, prompts would seem to take no time."""
+    options = [*OPTIONS, "--async-scheduling", "--data-parallel-balance", "adaptive"]
+    blocks = device(t0=0.02, a=0.0, b=0.001, c=0.0, launch=launch)
+    rng = random.Random(2)
+    lengths = [rng.randrange(5, 40) for _ in range(80)]
+    with Server(tmp_path, moe_model, *options, *blocks) as server:
+        server.complete(prompts(80), lengths, concurrency=8)
+        cost = {
+            part: server.metric("vllm:dp_balance_step_cost_seconds", part=part)[0]
+            for part in ("decode", "own", "shared", "padding")
+        }
+    print(cost)
+    assert 0.019 < cost["decode"] < 0.2
+    assert cost["own"] + cost["shared"] + cost["padding"] > 0.75 * 256 * 0.001
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -111,6 +129,7 @@ def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_m
         (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, projection, t0"),
         (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
         (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
+        (DEVICE | {"launch": 2}, "cost model: launch is 2; give 0 to 1"),
     ],
 )
 def test_bad_option_is_refused(options, message):

@@ -287,12 +287,22 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     exchanges(scheduler, 2, group="before")
     row = other.row
     assert gate.policy is policy
-    assert (row.pending_age_us, row.step_time_us) == (6_000_000, 3_000_000)
+    assert (row.pending_age_us, row.step_time_us) == (6_000_000, 1_000_000)
     exchanges(scheduler, 1, group="after")
     row = other.row
     assert gate.policy is not policy
     assert row.step_time_us == 0, "in this step the group was changed"
     assert row.pending_age_us == 9_000_000, "the bound of a hold holds on"
+
+
+def test_a_step_begins_where_the_exchange_before_it_ended(scheduler, monkeypatch):
+    """Whoever comes early waits there, and would count that for the step."""
+    times = iter([1, 2, 5, 6, 7, 8])
+    set_clock(monkeypatch, lambda: next(times))
+    other = OtherRank(running=1)
+    give_gate(scheduler, "cap", other)
+    exchanges(scheduler, 2)
+    assert other.row.step_time_us == 1_000_000
 
 
 def test_the_tests_of_upstream_can_be_given_a_gate(moe_model, monkeypatch):

@@ -4,12 +4,15 @@ import itertools
 import json
 import math
 import random
+import statistics
 from dataclasses import replace
 
 import pytest
+from vllm.benchmarks.dp_balance import scenario as scenarios
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.metrics import measure
+from vllm.benchmarks.dp_balance.policies import make_controller
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
@@ -26,6 +29,7 @@ from vllm.benchmarks.dp_balance.scenario import (
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
+from vllm.v1.core.sched.balance.policies.cost import StepCost
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 PUBLISHED = Scenario(
@@ -274,3 +278,42 @@ def test_requests_are_drawn_from_the_distribution():
     outputs = sorted(request.output_len for request in requests)
     assert outputs[1000] == pytest.approx(100, rel=0.1)
     assert outputs[-1] == 300
+
+
+def learned(scenario, monkeypatch):
+    """The mean end-to-end time with adaptive, in seconds, and what it has learned."""
+    made = []
+
+    def make(*arguments):
+        made.append(make_controller(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(scenarios, "make_controller", make)
+    means = [
+        simulate_and_measure(scenario, "adaptive", seed).mean_e2el_ms / 1e3
+        for seed in range(4)
+    ]
+    costs = [policy.learned.cost for policy in made]
+    mean_cost = map(statistics.fmean, zip(*costs, strict=True))
+    return statistics.fmean(means), StepCost(*mean_cost)
+
+
+@pytest.mark.parametrize("launch", [0.5, 1.0])
+def test_what_is_learned_does_not_depend_on_when_launches_return(launch, monkeypatch):
+    """As on ranks that compute on their own cores, with asynchronous scheduling."""
+    at_once = Scenario(
+        RankLimits(2, 8, 1024),
+        CostModel(t0=0.044, a=0.0, b=1.8e-3, c=0.0, phi=0.4, noise=0.1),
+        Workload(160, "uniform:80:720", "uniform:10:86"),
+        ClientTraffic(max_concurrency=16),
+        async_scheduling=True,
+    )
+    blocks = replace(at_once, cost=replace(at_once.cost, launch=launch))
+    (mean, cost), (later, found) = (
+        learned(each, monkeypatch) for each in (at_once, blocks)
+    )
+    assert later == pytest.approx(mean, rel=0.02)
+    assert found.decode == pytest.approx(cost.decode, rel=0.05)
+    own, shared = cost.own + cost.padding, cost.shared
+    assert found.own + found.padding == pytest.approx(own, rel=0.25)
+    assert found.shared == pytest.approx(shared, rel=0.25)

@@ -73,12 +73,12 @@ class Controller:
 
 
 def test_a_policy_that_holds_is_harm(monkeypatch):
-    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(False, "no"))
+    monkeypatch.setattr(hostile, "make_controller", lambda *_: Controller(False, "no"))
     assert "not done after" in judge(parse("1:"), "adaptive")[-1]
 
 
 def test_copies_that_disagree_are_harm(monkeypatch):
-    monkeypatch.setattr(hostile, "make_controller", lambda _: Controller(True))
+    monkeypatch.setattr(hostile, "make_controller", lambda *_: Controller(True))
     assert "copies disagree" in judge(parse("1:"), "adaptive")[-1]
 
 

@@ -136,7 +136,8 @@ class EmulatedDevice(WorkerBase):
     def execute_dummy_batch(self) -> None:
         """Take part in the step of the others."""
         self._start_step(0, 0, 0, 0)
-        _sleep_until(self._end)
+        if not self.scheduler_config.async_scheduling:
+            _sleep_until(self._end)
 
     def execute_model(
         self, scheduler_output: SchedulerOutput
@@ -178,7 +179,10 @@ class EmulatedDevice(WorkerBase):
         return self._answer
 
     def _start_step(self, *load: int) -> None:
-        """Exchange the columns of `Loads`; the step starts when all ranks are there."""
+        """Exchange the columns of `Loads`; the step starts when all ranks are there.
+
+        With asynchronous scheduling, returns when the `launch` share of it is computed.
+        """
         mine = torch.tensor(load, dtype=torch.int64)
         ranks = [torch.empty_like(mine) for _ in range(self._group.world_size)]
         dist.all_gather(ranks, mine, group=self._group.cpu_group)
@@ -190,6 +194,8 @@ class EmulatedDevice(WorkerBase):
             seconds *= reached[-1] if reached else 1.0
             self._decode_steps += 1
         self._end = max(time.monotonic(), self._end) + seconds
+        if self._cost.launch and self.scheduler_config.async_scheduling:
+            _sleep_until(self._end - (1 - self._cost.launch) * seconds)
 
     def _forget_and_learn(self, scheduler_output: SchedulerOutput) -> None:
         for name in scheduler_output.finished_req_ids:

@@ -32,6 +32,9 @@ class AlwaysHolds:
     def reset(self):
         self.seen.clear()
 
+    def forget_costs(self):
+        pass
+
 
 def timed(*rows, seconds=STEP, **fields):
     us = int(seconds * 1e6)
@@ -94,6 +97,18 @@ def test_a_step_with_a_budget_counts_by_what_it_withholds(share):
     policy.decide = lambda _: Decision(True, int(share * (MAX_TOKENS - 400)), "always")
     bound = 3 * 3 * PREFILL / (1 - share)
     assert seconds_held(measured(policy), rows) == pytest.approx(bound, abs=2 * STEP)
+
+
+def test_a_prefill_whose_time_is_divided_counts_whole():
+    """Where a launch returns in the midst of a step, two times are of it."""
+    guard, prefill = Guard(AlwaysHolds(), in_flight=2), 1.0
+    alone = [running(6, prefill_tokens=100), *[running(6)] * 3]
+    for _ in range(100):
+        guard.decide(timed(*alone, seconds=(prefill + STEP) / 2))
+        guard.decide(timed(*[running(6)] * 4, seconds=(prefill + STEP) / 2))
+        guard.decide(timed(*[running(6)] * 4))
+    rows = [running(2000, pending=1, max_running=9999), *[running(2000)] * 3]
+    assert seconds_held(guard, rows) == pytest.approx(3 * 3 * prefill, rel=0.1)
 
 
 def test_whoever_became_pending_late_was_not_held_before():

@@ -68,20 +68,26 @@ class Cluster:
         step_seconds: Callable[[Loads], float],
         *,
         async_scheduling: bool = False,
+        launch: float = 0.0,
         on_step: Callable[[StepRecord], None] | None = None,
         on_done: Callable[[int], object] | None = None,
     ) -> None:
         """Nothing has been sent yet.
 
-        The engine was told of `async_scheduling`, too. Without a controller nothing is
-        exchanged. `on_done` is called with the number of requests that ended in a step.
+        The engine was told of `async_scheduling`, too; `launch` is `CostModel.launch`.
+        Without a controller nothing is exchanged. `on_done` is called with the number
+        of requests that ended in a step.
         """
         self._engine, self._controller = engine, controller
         self._requests, self._clients, self._dispatcher = requests, clients, dispatcher
         self._step_seconds, self._async = step_seconds, async_scheduling
+        self._launch = launch if async_scheduling else 0.0
         self._on_step, self._on_done = on_step, on_done
-        self._in_flight: deque[Loads] = deque()
-        """Of the steps that were scheduled and have not ended."""
+        self._in_flight: deque[tuple[Loads, tuple[float, float] | None]] = deque()
+        """Of the steps that were scheduled and have not ended; where launches block,
+        with their seconds and when they end."""
+        self._end = 0.0
+        """Of the step that was launched last, where launches block."""
         self._totals: list[StepTotals] = []
         self._now, self._wave, self._step = 0.0, 0, 0
         self._sync_steps = SYNC_STEPS if len(engine.counts()) > 1 else 1
@@ -111,7 +117,15 @@ class Cluster:
             engine.add(rank, request)
         self._routed = []
         self._tell_coordinator()
-        self._in_flight.append(engine.schedule())
+        loads = engine.schedule()
+        self._in_flight.append((loads, self._launched(loads) if self._launch else None))
+
+    def _launched(self, loads: Loads) -> tuple[float, float]:
+        """Waits for a launch that blocks; how long its step takes, and when it ends."""
+        seconds = self._step_seconds(loads)
+        self._end = max(self._now, self._end) + seconds
+        self._now = max(self._now, self._end - (1 - self._launch) * seconds)
+        return seconds, self._end
 
     def _end_step(self) -> int:
         """The oldest step ends, and who must know of it is told.
@@ -120,9 +134,14 @@ class Cluster:
             how many requests ended.
         """
         dispatcher, clients = self._dispatcher, self._clients
-        loads = self._in_flight.popleft()
-        seconds = self._step_seconds(loads)
-        self._now = now = self._now + seconds
+        loads, launched = self._in_flight.popleft()
+        if launched is None:
+            seconds = self._step_seconds(loads)
+            now = self._now + seconds
+        else:
+            seconds, end = launched
+            now = max(self._now, end)
+        self._now = now
         self._routed = dispatcher.route(clients.arrived(now))
         first, done, wasted = self._engine.update()
         self._totals.append(_sum_up(now, seconds, loads, len(first) - wasted))

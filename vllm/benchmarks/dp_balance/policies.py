@@ -10,6 +10,7 @@ from vllm.v1.core.sched.balance.policies import (
     Decision,
     create_policy,
 )
+from vllm.v1.core.sched.balance.policies.in_flight import StepsInFlight
 from vllm.v1.core.sched.balance.policies.rows import Snapshot
 
 from .errors import UsageError
@@ -92,8 +93,24 @@ def server_options(text: str) -> list[str]:
     return [BALANCE, text]
 
 
-def make_controller(text: str) -> Controller | None:
+class _Timed:
+    """A rule that is told the prompt tokens of the step that a time is of."""
+
+    def __init__(self, rule: Controller, in_flight: int) -> None:
+        self._rule, self._steps = rule, StepsInFlight(in_flight)
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        return self._rule.decide(self._steps.timed(snapshot))
+
+    def reset(self) -> None:
+        self._rule.reset()
+        self._steps.reset()
+
+
+def make_controller(text: str, in_flight: int = 1) -> Controller | None:
     """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
+
+    `in_flight` steps are scheduled before the first of them has ended.
 
     Raises:
         UsageError: there is none of that name, or not with these parameters.
@@ -109,11 +126,11 @@ def make_controller(text: str) -> Controller | None:
         )
     try:
         if name in POLICIES:
-            return create_policy(name, parameters)
+            return create_policy(name, parameters, in_flight)
         if parameters:
             raise ValueError(f"{name} has no parameters")
     except ValueError as error:
         raise UsageError(f"--policy {text}: {error}.") from None
     if rival is None:
         return None
-    return rival(int(number)) if has_number else rival()
+    return _Timed(rival(int(number)) if has_number else rival(), in_flight)

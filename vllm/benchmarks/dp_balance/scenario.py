@@ -132,7 +132,9 @@ def simulate(
     requests = requests_of(scenario, seed)
     _refuse_endless(scenario, requests)
     spec = PolicySpec.parse(policy)
-    controller = make_controller(policy) if scenario.role != "decode" else None
+    controller = None
+    if scenario.role != "decode":
+        controller = make_controller(policy, 1 + scenario.async_scheduling)
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     engine = make_engine(scenario, requests)
@@ -164,6 +166,7 @@ def simulate(
             else cost.step_seconds(loads)
         ),
         async_scheduling=scenario.async_scheduling,
+        launch=cost.launch,
         on_step=on_step,
         on_done=on_done,
     ).run()

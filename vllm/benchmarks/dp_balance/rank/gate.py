@@ -6,7 +6,6 @@ What is pending, and since when, says the code of the real gate. A rank that did
 change since its last row is not read again: its requests only grow older.
 """
 
-from collections import deque
 from itertools import islice
 
 from vllm.v1.core.sched.balance.pending import (
@@ -58,8 +57,6 @@ class GatedRank(Scheduler):
         self._last_row: float | None = None
         self._unsorted = False
         """Whether those who are pending are not those that were put in order."""
-        # Prompt tokens of the step that ends next, and of those after it.
-        self._prefilled: deque[tuple[int, int]] = deque(maxlen=1 + async_scheduling)
 
     def cached_tokens(self, request: SimRequest) -> int:
         """Tokens of a request that are in the KV cache now."""
@@ -71,7 +68,6 @@ class GatedRank(Scheduler):
         """Forgets the decision, and steps without requests."""
         self.apply(OPEN)
         self._last_row, self._ended = None, 0
-        self._prefilled.clear()
         self._in_flight.clear()
 
     def measure(self, wave: int, step: int, now: float) -> Row:
@@ -84,13 +80,11 @@ class GatedRank(Scheduler):
         """
         since = now if self._last_row is None else self._last_row
         self._last_row = now
-        self._prefilled.append((self.prefilled, self.twice_attended // 2))
         # Decodes take blocks, too, and who is pending since is put in order.
         unchanged = self._changes == self._last_changes and not self._unsorted
         if not unchanged or self._blocks.is_limited:
             self._find_pending(now)
         age = now - self._pending_since if self._pending else 0.0
-        prefilled, attended = self._prefilled[0]
         running, decoding, waiting = self._queues
         ended, self._ended = self._ended, 0
         return Row(
@@ -102,11 +96,11 @@ class GatedRank(Scheduler):
             waiting=waiting,
             pending=len(self._pending),
             pending_tokens=self._pending_tokens,
-            prefill_tokens=prefilled,
+            prefill_tokens=self.prefilled,
             step_time_us=int((now - since) * 1e6),
             pending_age_us=int(age * 1e6),
             pending_attended=self._pending_attended,
-            prefill_attended=attended,
+            prefill_attended=self.twice_attended // 2,
         )
 
     def _find_pending(self, now: float) -> None:

@@ -82,6 +82,9 @@ class CostModel:
     """Seconds of a pass of the drafter; each step has one for each draft."""
     noise: float = 0.0
     """Steps vary uniformly by plus or minus half this share."""
+    launch: float = 0.0
+    """Share of a step that is computed when its launch returns, with asynchronous
+    scheduling: 0 where that is at once, 1 where the rank's own process computes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -103,6 +106,8 @@ class CostModel:
             )
         if self.noise > 1:
             raise UsageError(f"cost model: noise is {self.noise}; give 0 to 1.")
+        if self.launch > 1:
+            raise UsageError(f"cost model: launch is {self.launch}; give 0 to 1.")
         if self.experts_tokens < 1:
             raise UsageError(
                 f"cost model: experts_tokens is {self.experts_tokens}; give 1 or more."

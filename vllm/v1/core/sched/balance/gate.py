@@ -4,7 +4,6 @@
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -89,6 +88,7 @@ def create_balance_gate(
         name,
         exchange,
         BalanceStats(name, parallel_config.data_parallel_rank),
+        partial(create_policy, in_flight=vllm_config.max_concurrent_batches),
         short_first=SHORT_FIRST if is_fcfs else (),
     )
 
@@ -152,10 +152,6 @@ class BalanceGate:
         self.holds, self.skip = permit.holds, permit.skip
         self.clip, self.clip_running = permit.clip, permit.clip_running
         self.apply = permit.apply
-        # A step that is timed now was scheduled as many steps ago as the engine
-        # schedules ahead (asynchronous scheduling, pipeline parallelism).
-        ahead = scheduler.vllm_config.max_concurrent_batches
-        self._prefilled: deque[tuple[int, int]] = deque(maxlen=ahead)
         self._order = ShortFirst()
         self._pending_since = 0.0
         self._is_sorted = True
@@ -172,7 +168,6 @@ class BalanceGate:
         self.apply(OPEN)
 
     def _forget_steps(self) -> None:
-        self._prefilled.clear()
         self._last_row: float | None = None
         self._decoding: list[str] = []
         """Names of those that decoded at the last row."""
@@ -265,7 +260,9 @@ class BalanceGate:
         row = self.measure(wave, step, now)
         before = time.monotonic()
         snapshot = self._exchange.gather(row)
-        seconds = time.monotonic() - before
+        # A rank that comes early does not wait for the step, but here for the others.
+        self._last_row = time.monotonic()
+        seconds = self._last_row - before
         self._switch(max(snapshot.wish), wave, step)
         policy = self.policy
         self.apply(OPEN if policy is None else policy.decide(snapshot))
@@ -303,8 +300,7 @@ class BalanceGate:
     def measure(self, wave: int, step: int, now: float) -> Row:
         """Ends a step at `now` seconds of a steady clock; returns this rank's row."""
         scheduler, permit = self._scheduler, self._permit
-        self._prefilled.append(permit.prefilled())
-        prefilled, prefill_attended = self._prefilled[0]
+        prefilled, prefill_attended = permit.prefilled()
         if self.name in self._short_first and not self._is_sorted:
             put_in_order(scheduler, self._order, self._pending)
             self._is_sorted = True

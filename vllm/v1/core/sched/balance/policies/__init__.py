@@ -38,8 +38,15 @@ ALONE = frozenset({"adaptive"})
 """Those that gain something where no rank waits for another."""
 
 
-def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
+def create_policy(
+    name: str, parameters: Mapping[str, object] | None = None, in_flight: int = 1
+) -> Policy:
     """A new policy, whose holds are bounded.
+
+    Args:
+        name: one of `POLICIES`.
+        parameters: of the policy.
+        in_flight: steps that an engine schedules before the first has ended.
 
     Raises:
         ValueError: the policy has no such parameter, or not with that value.
@@ -52,4 +59,4 @@ def create_policy(name: str, parameters: Mapping[str, object] | None = None) -> 
                 f"it has {', '.join(known) or 'none'}"
             )
     policy = POLICIES[name](**(parameters or {}))
-    return Guard(policy) if name == "adaptive" else policy
+    return Guard(policy, in_flight) if isinstance(policy, Adaptive) else policy

@@ -100,6 +100,10 @@ class Adaptive:
         self._nobody = True
         self._flow.reset()
 
+    def forget_costs(self) -> None:
+        """The times until now were of other steps; what decodes take stays."""
+        self._learner.forget()
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Learns from the step that has ended and decides on the next one."""
         seconds = max(snapshot.step_time_us) * SECONDS

@@ -200,9 +200,10 @@ class CostLearner:
         """How often the costs were forgotten because they had changed."""
         self._decodes: deque[float] = deque(maxlen=_DECODES)
         self._decode = math.inf
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets all but the time of decodes."""
         size = len(StepCost._fields) - 1
         self._states = [0.0] * size, [0.0] * size
         """The best ones without attention and with it."""
@@ -259,7 +260,7 @@ class CostLearner:
         longer = max(seconds, expected)
         self._surprise += (error / longer - self._surprise) / _SURPRISES
         if abs(self._surprise) > _SURPRISED:
-            self._forget()
+            self.forget()
             self.set_backs += 1
         deviation = _NOISE * longer
         usual = _USUAL * deviation

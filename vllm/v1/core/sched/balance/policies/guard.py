@@ -4,9 +4,11 @@
 
 import math
 from collections import deque
+from typing import Protocol
 
 from .cost import whole_step
 from .decision import Decision, Learned, Policy
+from .in_flight import StepsInFlight
 from .rows import SECONDS, Snapshot
 
 BOUND_REACHED = "hold_bound"
@@ -23,6 +25,13 @@ _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
 
 
+class Learner(Policy, Protocol):
+    """A policy that learns from the times of steps."""
+
+    def forget_costs(self) -> None:
+        """What it has learned was of other steps."""
+
+
 class Guard:
     """A policy whose holds are bounded, whatever it has learned.
 
@@ -36,8 +45,9 @@ class Guard:
     the share of a whole one that it lacks.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Learner, in_flight: int = 1) -> None:
         self._policy = policy
+        self._steps = StepsInFlight(in_flight)
         self._decode, self._prefill, self._lone_rate = _Median(), _Median(), _Median()
         self._usual = 0.0
         """Seconds of a recent step with a prefill; of any, if there was none."""
@@ -55,6 +65,7 @@ class Guard:
     def reset(self) -> None:
         """Resets the policy; what was measured stays."""
         self._policy.reset()
+        self._steps.reset()
         self._withheld = self._delayed = 0.0
         """What the last decision kept back of a step, and from how many requests."""
         self._held = deque([(self._now, self._total)])
@@ -62,6 +73,10 @@ class Guard:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The policy's decision, which sees every snapshot; or a release."""
+        back = self._steps.back
+        snapshot = self._steps.timed(snapshot)
+        if back != self._steps.back:
+            self._policy.forget_costs()
         decision = self._policy.decide(snapshot)
         self._account(snapshot)
         delayed = _delayed(snapshot)
@@ -108,7 +123,7 @@ class Guard:
         if not tokens:
             self._decode.add(seconds)
             return 0.0
-        self._prefill.add(seconds)
+        self._prefill.add(seconds * self._steps.times)
         longer = max(0.0, seconds - self._decode.value)
         rate = longer / max(tokens)
         if len(tokens) == 1:

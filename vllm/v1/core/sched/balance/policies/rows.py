@@ -36,16 +36,16 @@ class Row(NamedTuple):
     pending_tokens: int
     """Prompt tokens that the pending requests have left to compute."""
     prefill_tokens: int
-    """Prompt tokens of the step that `step_time_us` measures."""
+    """Prompt tokens of the step that was scheduled last; see `in_flight.py`."""
     step_time_us: int
-    """Time since the previous exchange, in microseconds; 0 in the first step."""
+    """Time since the previous exchange ended, in microseconds; 0 in the first step."""
     pending_age_us: int
     """Time since the oldest of the pending requests became pending, in microseconds;
     0 without any."""
     pending_attended: int
     """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
     prefill_attended: int
-    """The same of the prompt tokens of the step that `step_time_us` measures."""
+    """The same of the prompt tokens of the step that was scheduled last."""
     wish: int = 0
     """The newest wish for a policy that the rank has heard of; see `wishes`."""
 

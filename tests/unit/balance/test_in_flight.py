@@ -1,0 +1,133 @@
+"""Which of the steps in flight a time is of."""
+
+import random
+
+import pytest
+from balance.policies.in_flight import StepsInFlight
+from hypothesis import given
+from hypothesis import strategies as st
+from snapshots import IDLE, snapshot
+
+RANKS = 4
+
+
+def seconds_of(loads):
+    """40 ms, and a second for a thousand tokens of the fullest rank."""
+    return 0.04 + max(loads) / 1000
+
+
+def loads_of(rng):
+    """Few ranks prefill, in a third of the steps."""
+    busy = rng.random() < 1 / 3
+    return [busy * rng.choice([0, 0, rng.randint(1, 1000)]) for _ in range(RANKS)]
+
+
+def show(steps, loads, seconds):
+    rows = [
+        IDLE._replace(
+            prefill_tokens=tokens,
+            prefill_attended=7 * tokens,
+            step_time_us=int(seconds * 1e6),
+        )
+        for tokens in loads
+    ]
+    return steps.timed(snapshot(rows))
+
+
+def serve(steps, back, count, seed=0, disturbed=lambda seconds, step: seconds):
+    """Shows steps whose time is of the one that was scheduled `back` before."""
+    rng, loads = random.Random(seed), []
+    timed = []
+    for step in range(count):
+        loads.append(loads_of(rng))
+        older = loads[max(0, step - int(back))]
+        oldest = loads[max(0, step - int(back + 0.5))]
+        seconds = (seconds_of(older) + seconds_of(oldest)) / 2
+        timed.append(show(steps, loads[-1], disturbed(seconds, step)))
+    return timed, loads
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "back"),
+    [(2, 0), (2, 0.5), (2, 1), *((4, half / 2) for half in range(7))],
+)
+def test_the_steps_that_explain_the_times_are_found(in_flight, back):
+    steps = StepsInFlight(in_flight)
+    assert steps.back == in_flight - 1, "an engine waits for the oldest one"
+    timed, loads = serve(steps, back, 400)
+    assert steps.back == back
+    assert steps.times == 1 + (back % 1 > 0)
+    if steps.times == 1:
+        assert timed[-1].prefill_tokens == tuple(loads[-1 - int(back)])
+        attended = [7 * tokens for tokens in loads[-1 - int(back)]]
+        assert timed[-1].prefill_attended == tuple(attended)
+
+
+def test_a_few_prefills_are_enough():
+    steps, backs = StepsInFlight(2), []
+    for _ in range(20):
+        for loads in ([500, 0, 0, 0], *[[0] * RANKS] * 9):
+            show(steps, loads, seconds_of(loads))
+        backs.append(steps.back)
+    assert 2 <= backs.index(0) <= 6
+    assert backs == sorted(backs, reverse=True)
+
+
+@given(
+    st.integers(0, 999), st.integers(2, 4), st.sampled_from(["noise", "pauses", "busy"])
+)
+def test_where_launches_return_at_once_nothing_changes(seed, in_flight, trouble):
+    """Whatever lengthens steps for another reason than their prompts."""
+    rng = random.Random(seed)
+
+    def disturbed(seconds, step):
+        if trouble == "noise":
+            return seconds * rng.uniform(0.7, 1.3)
+        if trouble == "pauses":
+            return seconds + 60 * (rng.random() < 0.03)
+        return seconds * (3 if step // 20 % 3 == 0 else 1)
+
+    steps, oldest = StepsInFlight(in_flight), in_flight - 1
+    timed, loads = serve(steps, oldest, 400, seed, disturbed)
+    assert steps.back == oldest
+    told = [each.prefill_tokens for each in timed]
+    assert told == [tuple(loads[max(0, n - oldest)]) for n in range(400)]
+
+
+def test_steps_that_are_alike_tell_nothing():
+    steps = StepsInFlight(2)
+    for number in range(300):
+        show(steps, [1000] * RANKS, 1.0 + number % 2)
+    assert steps.back == 1
+
+
+def test_what_has_changed_is_found_again():
+    steps = StepsInFlight(2)
+    for back in (0, 1, 0):
+        serve(steps, back, 600)
+        assert steps.back == back
+
+
+def test_of_two_steps_the_fullest_ranks_are_put_together():
+    steps = StepsInFlight(2)
+    serve(steps, 0.5, 400)
+    show(steps, [0, 600, 0, 0], 1.0)
+    timed = show(steps, [0, 0, 100, 200], 1.0)
+    assert sorted(timed.prefill_tokens) == [0, 0, 50, 400]
+    assert sorted(timed.prefill_attended) == [0, 0, 350, 2800]
+
+
+def test_a_new_wave_forgets_the_steps_and_keeps_what_is_known():
+    steps = StepsInFlight(3)
+    serve(steps, 1, 200)
+    steps.reset()
+    first = show(steps, [900, 0, 0, 0], 0.0)
+    assert first.prefill_tokens == (900, 0, 0, 0), "there is no other"
+    second = show(steps, [0, 0, 0, 0], 0.94)
+    assert second.prefill_tokens == (900, 0, 0, 0)
+    assert steps.back == 1
+
+
+def test_a_step_that_ends_before_the_next_is_scheduled_is_its_own():
+    timed, loads = serve(StepsInFlight(1), 0, 50)
+    assert [each.prefill_tokens for each in timed] == [*map(tuple, loads)]
