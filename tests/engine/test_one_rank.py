@@ -7,6 +7,7 @@ import pytest
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.balance.gate import start_balance_gate
 from vllm.v1.core.sched.balance.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.policies.wishes import next_wish
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS
@@ -123,3 +124,14 @@ def test_what_it_remembers_ends_with_its_last_request(alone):
     alone.finish_requests("only", RequestStatus.FINISHED_ABORTED)
     gate.end_step()
     assert gate.decision == OPEN
+
+
+def test_it_is_switched_off_and_on(alone):
+    gate, core = alone.balance_gate, SimpleNamespace()
+    alone.add_request(prompt_request("only", [1] * 30, 20))
+    for name in ("off", "adaptive"):
+        newest = gate.tell_policy(core)["wish"]
+        gate.tell_policy(core, next_wish(newest, name))
+        step(alone)
+        gate.end_step()
+        assert gate.tell_policy(core)["policy"] == name

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command
+from vllm.benchmarks.dp_balance.trial.endpoint import KEY, Endpoint
 
 from vllm_balance.doctor import serve as serve_module
 from vllm_balance.doctor.plan import Plan
@@ -54,6 +55,8 @@ class Trial:
         self._environment = {**os.environ, "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
         # Of a service that logs in its own way; the trial needs vLLM's lines.
         self._environment["VLLM_CONFIGURE_LOGGING"] = "0"
+        self.key = "a key"
+        self._environment[KEY] = self.key
         # As on most company hosts; nobody listens there.
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
             self._environment[name] = "http://127.0.0.1:9"
@@ -133,7 +136,7 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
     trial.mark = str(trial.folder / "socket")
     serve = [*SERVE, "--uds", trial.mark, *certificate]
     with trial.running(*LOAD, serve=serve) as process:
-        trial.wait_for("02-adaptive.server.log")
+        trial.wait_for("all.server.log", "policy adaptive instead of off")
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 130
@@ -141,16 +144,17 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
     assert trial.servers() == []
     first = trial.out / "turns" / "01-off.json"
     kept = first.read_bytes()
+    (trial.out / "turns" / "all.steps").unlink()
 
     with trial.running(*LOAD, serve=serve) as process:
-        trial.wait_for("02-adaptive.steps", "Iteration(")
+        trial.wait_for("all.steps", "Iteration(")
         for server in trial.servers():
             server.kill()
         said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 2
     error = error_of(said)
     assert error.startswith("error: turn 2 of 2, adaptive: ")
-    assert "02-adaptive.server.log: " in error
+    assert "all.server.log: " in error
     assert "1 finished turns are kept" in error
     assert trial.servers() == []
 
@@ -246,7 +250,10 @@ def test_what_a_server_could_not_listen_with_is_refused(moe_model, certificate):
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.timeout(1500)
-def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path):
+def test_running_deployments_are_compared_unless_one_is_another(
+    trial, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(KEY, trial.key)
     quiet = ["--host", "127.0.0.1", *SERVE]
     off = Server(tmp_path, trial.model, *SERVE, name="off", forked=True)
     cap = Server(
@@ -260,6 +267,15 @@ def test_running_deployments_are_compared_unless_one_is_another(trial, tmp_path)
         right = [f"--deployment=off={off.url}", f"--deployment=cap={cap.url}"]
         done = trial.run(*LOAD, *right, serve=[])
         assert done.returncode == 0, done.stderr
+        # One is switched, and has its policy again afterwards.
+        trial.out = tmp_path / "switched"
+        done = trial.run(
+            *LOAD, f"--deployment={cap.url}", "--policy", "off", "align", serve=[]
+        )
+        assert done.returncode == 0, done.stderr
+        assert Endpoint(cap.url).policy() == "cap"
+        report = json.loads((trial.out / "report" / "report.json").read_text())
+        assert set(report["policies"]) == {"off", "align"}
         # A port that somebody listens on is refused.
         serve = ["--port", str(off.port), *quiet]
         busy = trial.run(*LOAD, serve=serve)

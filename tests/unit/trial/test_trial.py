@@ -67,7 +67,7 @@ class Answers:
     def __init__(self, fails: int = 0) -> None:
         self.sent: list[int] = []
         self._fails = fails
-        self.watch = lambda: None
+        self.watch, self.keeps_prefixes = (lambda: None), False
 
     async def send(self, _: object, number: int) -> dict[str, object]:
         self.sent.append(number)

@@ -178,7 +178,7 @@ def run_trial(
     """
     words = ("--result-dir", str(folder.resolve()), "--rounds", str(rounds))
     command = [
-        *("trial", *words, "--policy", *policies, *load.sent),
+        *("trial", "--restart", *words, "--policy", *policies, *load.sent),
         *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
         *("--port", str(free_port()), *served.both, *served.more),
     ]

@@ -4,13 +4,13 @@
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -20,20 +20,19 @@ from ..errors import UsageError
 from ..policies import BALANCE, server_options
 from ..results import versions
 from . import report
-from .endpoint import Endpoint, go_past_proxies
+from .endpoint import KEY, Endpoint, go_past_proxies
 from .load import Load, Parser
-from .server import Server, refuse_port_in_use
-from .steps import logging_config
-from .turns import Folder, Turn, order, run
+from .serving import Ours, Running, Started
+from .turns import LEAST_ROUNDS, Folder, order, run
+from .verdict import MOST_ROUNDS
 
 VERB = "trial"
 USAGE = f"vllm bench dp-balance {VERB} [options] [load]"
-USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment POLICY=URL …"
+USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment URL"
 LOAD_HELP = (
     "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
     "--request-rate, --max-concurrency and so on."
 )
-DETAILS = "--enable-logging-iteration-details"
 INTERRUPTED = 130
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -69,10 +68,16 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "Compared in turn, the first with all others (default: off adaptive)."
     add("--policy", nargs="+", metavar="NAME", help=text)
-    text = "A server that runs already, instead of a command; once for each policy."
-    add("--deployment", action="append", default=[], metavar="POLICY=URL", help=text)
+    text = "A server that runs already, instead of a command. Of one URL its policy is "
+    text += f"switched, with the key in {KEY}; or one for each policy, POLICY=URL."
+    add("--deployment", action="append", default=[], metavar="URL", help=text)
+    text = "Start a server for each turn, instead of one that is switched: each policy "
+    text += "then has its own dispatch, off that of vLLM."
+    add("--restart", action="store_true", help=text)
     text = "Turns of each policy. More can be asked for later."
     add("--rounds", type=whole(1, 1000), default=3, help=text)
+    text = f"Instead of --rounds: {LEAST_ROUNDS}, and more until these have passed."
+    add("--minutes", type=real(0, 1e5, above=True), help=text)
     text = "Keeps the turns, and gets the report."
     add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
     text = "Seconds that a server may take to get ready."
@@ -126,52 +131,30 @@ def trial(given: Given) -> None:
     # Whose server it is we know; the name in its certificate is not that of loopback.
     load.args.insecure |= url.startswith("https:")
     urls = deployments or dict.fromkeys(policies, url)
-    # What it logs `logging_config` says; vLLM would refuse that beside this.
-    inherited = {**os.environ, "VLLM_CONFIGURE_LOGGING": "1"}
     how = load.args.header or (), load.args.insecure
-    endpoints = {policy: Endpoint(each, *how) for policy, each in urls.items()}
-    for each in urls.values():
+    made = {each: Endpoint(each, *how) for each in urls.values()}
+    endpoints = {policy: made[each] for policy, each in urls.items()}
+    for each in made:
         if url or urlsplit(each).hostname in LOOPBACK:
             go_past_proxies(each)
-    for policy in deployments:
-        endpoints[policy].ask()
-        endpoints[policy].figures(policy)
-    if url:
-        refuse_port_in_use(url)
+    server: Started | Running = (
+        Running(endpoints)
+        if ours is None
+        else Started(ours, made[url], folder, args.ready_timeout, args.restart)
+    )
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
-    what = [*given.load, serve, deployments, policies]
+    what = [*given.load, serve, deployments, policies, args.restart]
     folder.prepare([*what, versions()])
-
-    @contextmanager
-    def served(turn: Turn) -> Iterator[Endpoint]:
-        endpoint = endpoints[turn.policy]
-        if not url:
-            yield endpoint
-            return
-        refuse_port_in_use(url)
-        steps, config = (folder.file(turn, x).resolve() for x in (".steps", ".logging"))
-        steps.unlink(missing_ok=True)
-        folder.write(config, logging_config(steps))
-        assert ours is not None
-        command = [*ours.command, DETAILS, *server_options(turn.policy)]
-        variables = {**inherited, "VLLM_LOGGING_CONFIG_PATH": str(config)}
-        with Server(command, folder.file(turn, ".server.log"), variables) as server:
-            server.start()
-            server.wait_until_ready(endpoint, args.ready_timeout)
-            endpoint.watch = server.refuse_ended
-            try:
-                yield endpoint
-            except UsageError:
-                server.refuse_ended()
-                raise
-
-    turns = order(policies, args.rounds)
-    results = run(folder, turns, served, load, shows)
+    rounds = MOST_ROUNDS if args.minutes else args.rounds
+    turns = order(policies, rounds)
+    minutes = args.minutes or math.inf
+    with server:
+        results = run(folder, turns, server.turn, load, shows, minutes)
     about = {"command": shown(given, policies), "device": _device() if url else None}
     if args.show_model:
         about["model"] = ours.model if ours else endpoints[policies[0]].model()[1]
-    report.write(folder, turns, results, about)
+    report.write(folder, turns[: len(results)], results, about)
 
 
 def _device() -> str:
@@ -196,29 +179,27 @@ def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[
 
 def _deployments(given: Given) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in given.args.deployment:
+    texts: list[str] = given.args.deployment
+    if len(texts) == 1 and "://" in texts[0].partition("=")[0]:
+        policies = given.args.policy or ["off", "adaptive"]
+        texts = [f"{policy}={texts[0]}" for policy in policies]
+    elif given.args.policy and texts:
+        raise UsageError("--policy: leave it out; --deployment says which there are.")
+    for text in texts:
         policy, _, url = text.partition("=")
-        if not re.match(r"https?://\S", url) or policy in found or given.args.policy:
+        if not re.match(r"https?://\S", url) or policy in found:
             raise UsageError(
-                f"--deployment {text}: give POLICY=http://HOST:PORT, each policy once, "
-                "and no --policy."
+                f"--deployment {text}: give http://HOST:PORT of a server to switch, or "
+                "POLICY=http://HOST:PORT, each policy once."
             )
         Endpoint(url)  # refuses what is no address
         found[policy] = url
     if bool(found) == bool(given.serve):
         raise UsageError(
-            f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment for each "
-            "policy, and not both."
+            f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment, and not "
+            "both."
         )
     return found
-
-
-class Ours(NamedTuple):
-    """A server that the trial starts."""
-
-    command: Sequence[str]
-    url: str
-    model: str
 
 
 def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
@@ -284,11 +265,11 @@ def shown(given: Given, policies: Sequence[str]) -> str:
     No model, prompt, address, host or path is in it.
     """
     args = given.args
-    words = [
-        "vllm bench dp-balance trial --policy",
-        *policies,
-        f"--rounds {args.rounds}",
-    ]
+    words = ["vllm bench dp-balance trial --policy", *policies]
+    words.append(
+        f"--minutes {args.minutes:g}" if args.minutes else f"--rounds {args.rounds}"
+    )
+    words += ["--restart"] * args.restart
     words += _harmless(given.load)
     if given.serve:
         at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0

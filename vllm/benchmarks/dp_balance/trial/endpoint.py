@@ -4,6 +4,7 @@
 
 import os
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,14 +22,26 @@ DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
-KEY = "set OPENAI_API_KEY, or give a --header to the load"
+POLICY = "/balance_policy"
+KEY = "BALANCE_OPERATOR_KEY"
+"""The variable with the key to `POLICY`; see `operators.py` of the balance package."""
+SWITCH_S, PAUSE_S = 60.0, 0.2
+"""How long the ranks may take to switch, and between two looks."""
+CLIENT_KEY = "set OPENAI_API_KEY, or give a --header to the load"
 REPAIRS = {
-    401: KEY,
-    403: KEY,
+    401: CLIENT_KEY,
+    403: CLIENT_KEY,
     404: "give the address of the server itself, without a path",
     503: "it is not ready, or one of its ranks has ended",
 }
 """Of a status; of others nothing is known."""
+TO_SWITCH = {
+    401: f"set {KEY} to the key that the server was started with",
+    404: f"start the server, of this wheel, with {KEY} in its environment",
+    409: "it was started with --data-parallel-balance off, or has no ranks that such a "
+    "policy needs; start it with another, and it can be switched to off",
+}
+"""The same, where the policy is asked for."""
 
 
 class OtherPolicyError(UsageError):
@@ -92,6 +105,9 @@ class Endpoint:
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
         key = os.environ.get("OPENAI_API_KEY")
+        self.keeps_prefixes = False
+        """Whether a turn could find in the KV cache what one before it has sent."""
+        self._before: _Counts | None = None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         for text in header:
             name, _, value = text.partition("=")
@@ -145,7 +161,7 @@ class Endpoint:
             UsageError: it does not answer, or has no statistics.
             OtherPolicyError: it serves with another policy.
         """
-        seconds, counts = defaultdict[str, float](float), defaultdict[str, float](float)
+        counts = _Counts(*(defaultdict(float) for _ in _Counts._fields))
         costs: dict[str, list[float]] = defaultdict(list)
         ranks, policies, has_gate = set(), set(), False
         text = self._get("/metrics").text
@@ -164,9 +180,9 @@ class Endpoint:
                 elif sample.name == COSTS:
                     costs[labels["part"]].append(sample.value)
                 elif sample.name == EXCHANGE_SUM:
-                    seconds[labels["engine"]] += sample.value
+                    counts.seconds[labels["engine"]] += sample.value
                 elif sample.name == EXCHANGES:
-                    counts[labels["engine"]] += sample.value
+                    counts.exchanges[labels["engine"]] += sample.value
         if not ranks:
             raise UsageError(
                 f"{self.url}/metrics: has no statistics of vLLM; serve without "
@@ -174,18 +190,68 @@ class Endpoint:
                 f"{self.way}"
             )
         found = policies if has_gate else {"off"}
+        if self._before is not None:
+            counts = counts.since(self._before)
+            # Ranks report with their answers, and so some decisions after the switch.
+            found = {self.policy()}
+        self._counts = counts
         if policy is not None and found != {policy}:
             names = " and ".join(sorted(found)) or "none that has decided"
             raise OtherPolicyError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."
             )
-        means = [1e6 * seconds[rank] / count for rank, count in counts.items() if count]
+        means = [
+            1e6 * counts.seconds[rank] / count
+            for rank, count in counts.exchanges.items()
+            if count
+        ]
         return Figures(
             len(ranks),
             min(means, default=None),
             {part: statistics.fmean(values) for part, values in costs.items()},
         )
+
+    def policy(self) -> str:
+        """What the server serves with now.
+
+        Raises:
+            UsageError: it does not say.
+        """
+        return str(self._policy("GET")["policy"])
+
+    def switch(self, policy: str) -> None:
+        """Has the server take a policy; its figures are since then.
+
+        Raises:
+            UsageError: it does not.
+        """
+        self._policy("POST", json={"policy": policy})
+        end = time.monotonic() + SWITCH_S
+        while True:
+            self.ask()  # ranks that rest take it in their next step
+            found = self._policy("GET")
+            if found["policy"] == policy:
+                break
+            if found["wanted"] != policy or time.monotonic() > end:
+                raise UsageError(
+                    f"{self.url}{POLICY}: serves with {found['policy']}, and wants "
+                    f"{found['wanted']}, not {policy}; another operator has asked for "
+                    f"it, or a step takes longer than {SWITCH_S:g} s."
+                )
+            time.sleep(PAUSE_S)
+        self._before = None
+        self.figures()
+        self._before = self._counts
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix caches of a server in vLLM's mode for developers."""
+        self._call("POST", "/reset_prefix_cache")
+
+    def _policy(self, method: str, **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+        more |= {"headers": headers, "repairs": TO_SWITCH}
+        return self._call(method, POLICY, **more).json()
 
     @property
     def way(self) -> str:
@@ -204,20 +270,44 @@ class Endpoint:
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)
 
-    def _call(self, method: str, path: str, **more: Any) -> requests.Response:
-        url = self.url + path
+    def _call(
+        self,
+        method: str,
+        path: str,
+        repairs: Mapping[int, str] = REPAIRS,
+        **more: Any,
+    ) -> requests.Response:
+        url, how = self.url + path, self._how | more
         try:
-            answer = requests.request(method, url, timeout=SECONDS, **self._how, **more)
+            answer = requests.request(method, url, timeout=SECONDS, **how)
         except requests.RequestException as error:
             raise UsageError(f"{url}: no answer ({_cause(error)}).{self.way}") from None
         if not answer.ok:
-            raise UsageError(f"{_refusal(url, answer)}.{self.way}")
+            raise UsageError(f"{_refusal(url, answer, repairs)}.{self.way}")
         return answer
 
 
-def _refusal(url: str, answer: requests.Response) -> str:
+class _Counts(NamedTuple):
+    """What the ranks have counted since the server started, by rank."""
+
+    seconds: dict[str, float]
+    exchanges: dict[str, float]
+
+    def since(self, before: "_Counts") -> "_Counts":
+        """What was counted after another look."""
+        return _Counts(
+            *(
+                {name: n - then.get(name, 0.0) for name, n in now.items()}
+                for now, then in zip(self, before, strict=True)
+            )
+        )
+
+
+def _refusal(
+    url: str, answer: requests.Response, repairs: Mapping[int, str] = REPAIRS
+) -> str:
     said = f"{url}: answers with status {answer.status_code} ({answer.reason})"
-    repair = REPAIRS.get(answer.status_code)
+    repair = repairs.get(answer.status_code)
     return f"{said}; {repair}" if repair else said
 
 

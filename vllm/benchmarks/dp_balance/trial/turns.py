@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -114,21 +116,43 @@ class Folder:
             raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 
 
+LEAST_ROUNDS = 3
+"""That are made, however long they take."""
+
+
 def run(
-    folder: Folder, turns: Sequence[Turn], serve: Serve, load: Load, progress: bool
+    folder: Folder,
+    turns: Sequence[Turn],
+    serve: Serve,
+    load: Load,
+    progress: bool,
+    minutes: float = math.inf,
 ) -> list[Result]:
     """Runs what is missing; the results of all turns, in order.
+
+    Args:
+        folder: keeps them.
+        turns: all of them.
+        serve: makes their servers.
+        load: what is sent.
+        progress: whether to show it on a terminal.
+        minutes: after which no round is begun.
 
     Raises:
         UsageError: a turn failed; those before it are kept.
     """
     found: list[Result] = []
+    end = time.monotonic() + 60 * minutes
     done = sum(folder.file(turn).exists() for turn in turns)
     hidden = None if progress else True  # None: unless on a terminal
     with tqdm(total=len(turns), initial=done, unit="turn", disable=hidden) as bar:
         for turn in turns:
             bar.set_description(turn.policy)
             result = folder.result(turn)
+            begins = not found or turn.round > turns[len(found) - 1].round
+            late = turn.round >= LEAST_ROUNDS and time.monotonic() > end
+            if result is None and begins and late:
+                break
             if result is None:
                 try:
                     result = _run(folder, turn, serve, load)
@@ -146,7 +170,9 @@ def run(
 
 def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
-        saved, learned = asyncio.run(_watched(endpoint, load, turn.round))
+        # All policies of a round are sent the same.
+        number = turn.number if endpoint.keeps_prefixes else turn.round
+        saved, learned = asyncio.run(_watched(endpoint, load, number))
         _refuse_failed(saved)
         # First: a load may have taken an hour, and the server may have ended with it.
         folder.write(folder.file(turn), json.dumps({**saved, "trial": None}))
