@@ -435,3 +435,32 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     for colour in (picture.PROMPT, picture.TOKENS, picture.WAITS):
         wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
+
+
+def test_rounds_are_begun_until_the_minutes_are_over(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 9)
+    found = Answers()
+    results = turns.run(
+        folder, order, lambda _: nullcontext(found), found, False, minutes=0
+    )
+    assert len(results) == 2 * turns.LEAST_ROUNDS
+    assert found.sent == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_a_deployment_keeps_cached_is_not_sent_again(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    found = Answers()
+    found.keeps_prefixes = True
+    order = turns.order(["off", "adaptive"], 2)
+    turns.run(folder, order, lambda _: nullcontext(found), found, False)
+    assert found.sent == [1, 2, 3, 4]
+
+
+def test_one_deployment_stands_for_all_policies():
+    one = command._deployments(given("--deployment http://h:1"))
+    assert one == {"off": "http://h:1", "adaptive": "http://h:1"}
+    others = given("--deployment http://h:1 --policy cap align")
+    assert [*command._deployments(others)] == ["cap", "align"]
