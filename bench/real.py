@@ -93,16 +93,16 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """All, the most telling first."""
-    yield Cell()
     yield Cell(asynchronous=True)
-    yield Cell(dense_layers=0)
+    yield Cell()
+    yield Cell(dense_layers=0, asynchronous=True)
     for load in (None, 0.9):
         for of in ("Azure conv", "Azure code", "Mooncake"):
             yield Cell(of, load, asynchronous=True)
-    yield Cell(dense_layers=LAYERS - 1)
+    yield Cell(dense_layers=LAYERS - 1, asynchronous=True)
     yield Cell(drafts=DRAFTS)
     for dense_layers in (0, LAYERS - 1):
-        yield Cell(dense_layers=dense_layers, asynchronous=True)
+        yield Cell(dense_layers=dense_layers)
     for load in (None, 0.9):
         for of in ("Azure conv", "Azure code", "Mooncake"):
             yield Cell(of, load)

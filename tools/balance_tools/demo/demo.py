@@ -55,7 +55,7 @@ def demo(paths: Paths) -> None:
     print(f"What programs of others write meanwhile is in {folder}/*.log")
     say("Making a mixture of experts of 130 million parameters with random weights")
     model = ranks.make_model(python, folder / "models")
-    served = ranks.Served(ranks.rank_count(), asynchronous=False)
+    served = ranks.Served(ranks.rank_count())
     clients = ranks.CLIENTS * served.ranks
     load = ranks.drawn(PROMPTS * served.ranks, clients, 400, 24, 0.8)
     say(f"Serving it on {served.ranks} ranks, {ROUNDS} turns with each policy")
