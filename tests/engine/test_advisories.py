@@ -60,6 +60,7 @@ REFUSED = [
     (constraint(choice=["x" * 100_000]), MANY),
     (constraint(grammar='root ::= "' + "x" * 100_000 + '"'), MANY),
     (constraint(grammar='root ::= ("a" | "b"){1,100000}'), MANY),
+    (constraint(grammar="root ::= a{1,100000}" + " " * 30_000), MANY),
     (
         {
             "response_format": {

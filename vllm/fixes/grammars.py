@@ -119,7 +119,7 @@ def _states(name: str, value: Any) -> int:
     if name == "grammar":
         literals = max((len(each) for each in _QUOTED.findall(value)), default=0)
         text = _QUOTED.sub("a", value)
-        return max(literals, regex_states(text) - len(text))
+        return max(literals, _unrolled(text) - len(text) if "{" in text else 0)
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -133,6 +133,12 @@ def regex_states(pattern: str) -> int:
 
     In any dialect: what cannot be read counts once.
     """
+    if len(pattern) > MOST_STATES or "{" not in pattern:
+        return len(pattern)  # at most; what it is would take as long to find
+    return _unrolled(pattern)
+
+
+def _unrolled(pattern: str) -> int:
     groups, last, i = [0], 0, 0
     while i < len(pattern):
         char, repeated = pattern[i], None
