@@ -31,7 +31,13 @@ PATHS = Paths.find()
 KNOWN = load_advisories(PATHS.root / TABLE_NAME)
 IDS = {one.id: one for one in KNOWN.advisories}
 LOCK = load_lock(PATHS.lock)
-NOT_AFFECTED = [one for one in KNOWN.advisories if one.not_affected]
+NOT_AFFECTED = [
+    answer.advisory
+    for answer in KNOWN.answers(
+        Version(LOCK.vllm.version), patched_in(PATHS.root, LOCK)
+    )
+    if answer.state is State.NOT_AFFECTED
+]
 ENTRY = """\
 gathered = 2026-01-02
 [[advisory]]

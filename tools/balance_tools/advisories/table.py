@@ -57,7 +57,7 @@ class Advisory:
     test: str = ""
     """Of the patch that mends it here: what fails without it."""
     not_affected: str = ""
-    """Why a release in `affected` with our platform does not have it."""
+    """Why a release in `affected` does not have it as we ship it."""
     lacks: tuple[str, ...] = ()
     """Files of the packages that the patched trees do not have, or FILE: TEXT."""
     has: tuple[str, ...] = ()
