@@ -78,7 +78,7 @@ def test_the_model_is_near_the_real_schedulers(name, monkeypatch):
     monkeypatch.setattr(
         simulated,
         "make_controller",
-        lambda name: made.append(Counting(make(name))) or made[-1],
+        lambda *words: made.append(Counting(make(*words))) or made[-1],
     )
     modelled, real = (
         measure(run(scenario, policy, 1)) for run in (simulate, simulate_real)
