@@ -5,8 +5,8 @@
     PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--ranks N]
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of 130 million
-parameters. Each cell is a trial of four policies. A turn of one takes a minute or two,
-and all cells in three rounds some five hours of two idle cores; what comes first in
+parameters. Each cell is a trial of four policies. A turn of one takes about a minute,
+and all cells in three rounds some four hours of two idle cores; what comes first in
 `cells` is run first. Turns that have ended are kept in build/real, by the sources of
 balance scheduling: stop it whenever you like, and run it again to go on. What is there
 then is in bench/results/real.json and the tables, which say what was not run. In the
@@ -63,7 +63,7 @@ WINDOWS = {
     "Azure conv": Window("azure_2023_conv.csv", 3000, 4),
     "Mooncake": Window("mooncake_conversation.jsonl", 700, 32),
 }
-PER_RANK = {DRAWN: 40, "Azure code": 40, "Azure conv": 30, "Mooncake": 30}
+PER_RANK = {DRAWN: 40, "Azure code": 25, "Azure conv": 20, "Mooncake": 20}
 """Requests of a turn."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and there, and how exact its times are."""
@@ -109,8 +109,8 @@ def cells() -> Iterator[Cell]:
 
 
 def pieces(every: list[Cell]) -> list[tuple[Cell, int]]:
-    """Cells with the rounds that they are to have: the first two have theirs first."""
-    early, late = every[:2], every[2:]
+    """Cells with the rounds that they are to have: all of the first, one of others."""
+    early, late = every[:1], every[1:]
     first = [*((each, ROUNDS) for each in early), *((each, 1) for each in late)]
     return [*first, *((each, ROUNDS) for each in late)]
 
