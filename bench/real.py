@@ -323,13 +323,13 @@ def results_in(folder: Path) -> list[Path]:
     return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
 
 
-def write(bench: Bench, every: list[Cell]) -> None:
-    """Write the result as it is now, and fill the tables."""
+def write(bench: Bench, every: list[Cell]) -> int:
+    """Write the result as it is now, and fill the tables; how many cells it has."""
     found = [bench.summary(cell) for cell in every]
-    known = [cell for cell in found if cell["rounds"]]
+    known = [cell for cell in every if bench.rounds(cell)]
     if not known:
-        return
-    versions = ranks.report_of(bench.path(first_known(bench, every)))["versions"]
+        return 0
+    versions = ranks.report_of(bench.path(known[0]))["versions"]
     head = {
         "machine": ranks.machine(),
         "made": date.today().isoformat(),
@@ -342,12 +342,7 @@ def write(bench: Bench, every: list[Cell]) -> None:
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
     RESULT.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
     tables.fill(ROOT)
-    print(f"Wrote {RESULT}: {len(known)} of {len(found)} cells")
-
-
-def first_known(bench: Bench, every: list[Cell]) -> Cell:
-    """A cell that was run."""
-    return next(cell for cell in every if bench.rounds(cell))
+    return len(known)
 
 
 def sources() -> str:
@@ -382,10 +377,12 @@ def main() -> int:
                 if bench.rounds(cell) >= rounds:
                     continue
                 bar.set_description(cell.folder)
-                bench.make(cell, rounds, bar.update)
+                if bench.make(cell, rounds, bar.update):
+                    write(bench, every)
                 if bench.is_over:
                     break
-        write(bench, every)
+        known = write(bench, every)
+        print(f"{RESULT}: has {known} of {len(every)} cells")
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

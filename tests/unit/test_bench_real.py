@@ -118,6 +118,20 @@ def test_the_table_says_what_was_not_run(bench):
     assert "| 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
 
 
+def test_what_is_known_is_written_whenever_a_cell_is_done(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
+    monkeypatch.setattr(tables, "fill", lambda _: None)
+    cells = [real.Cell(), real.Cell("Mooncake")]
+    assert real.write(bench(1), cells) == 0
+    assert not real.RESULT.exists()
+    assert bench(1).make(cells[0], 1, no_bar)
+    assert real.write(bench(1), cells) == 1
+    found = json.loads(real.RESULT.read_text(encoding="utf-8"))
+    assert [cell["rounds"] for cell in found["cells"]] == [1, 0]
+    assert found["machine"] == ranks.machine()
+    assert found["versions"] == {"balance": "abc"}
+
+
 def test_the_first_cell_has_its_range_before_others_begin():
     every = list(real.cells())
     order = real.pieces(every)
