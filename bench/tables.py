@@ -396,6 +396,10 @@ def real_place(cell: Cell) -> str:
     return "; ".join(words)
 
 
+CLOSE = 0.05
+"""Of the time with `off`: a ratio that is predicted so well is right."""
+
+
 def real(results: Results) -> Rows:
     """Times over `off` by the rounds, with their range, and as predicted."""
     policies = "cap", "align", "adaptive"
@@ -410,6 +414,12 @@ def real(results: Results) -> Rows:
             mean, low, high = cell["policies"][name]["ratio"]
             ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
             rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
+    known = [cell for cell in results["real"]["cells"] if cell["rounds"]]
+    rows.append([f"predicted within {100 * CLOSE:.0f} points", ""])
+    for name in policies:
+        errors = [c["policies"][name]["ratio"][0] - c["predicted"][name] for c in known]
+        close = sum(abs(error) <= CLOSE for error in errors)
+        rows[-1].append(f"{close} of {len(known)}")
     return rows
 
 

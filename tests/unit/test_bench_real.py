@@ -113,6 +113,7 @@ def test_the_table_says_what_was_not_run(bench):
     filled = tables.filled(page, {"real": {"cells": found}})
     first = "| 80–720 → 10–86; all slots; synchronous | 0.0 |"
     assert f"{first} 0.90 (0.80–1.00) / 1.00 |" in filled
+    assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
     late = "| Mooncake, lengths / 32; 90 %; asynchronous | not run |  |  |  |"
     assert late in filled
     assert "| 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
