@@ -11,11 +11,14 @@ machine meanwhile. It writes bench/results/costs.json. The parts:
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
 - choice: the front-end's event loop hashes a prompt, and sends short requests.
 - exchange: ranks on this machine exchange rows; how long the last one waits.
+- hosts: a step of ranks on several hosts, which are network namespaces, in six minutes;
+  without root, behind `unshare --user --map-root-user`.
 """
 
 import argparse
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -314,7 +317,7 @@ def _rank(rank: int, ranks: int, folder: str) -> dict[str, list[tuple[float, flo
     row = Row(**dict.fromkeys(Row._fields, 1))
     number = torch.ones(1, dtype=torch.int32)
     actions: dict[str, Callable[[int], object]] = {
-        "rows": lambda step: rows.gather(row._replace(step=step)),
+        "rows": lambda step: (rows.send(row._replace(step=step)), rows.receive()),
         "one number, upstream's": lambda step: dist.all_reduce(number, group=group),
     }
     rng = random.Random(rank)
@@ -331,11 +334,20 @@ def _rank(rank: int, ranks: int, folder: str) -> dict[str, list[tuple[float, flo
     return spans
 
 
+def several_hosts() -> dict[str, Times]:
+    """See `hosts.py`."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    from hosts import hosts
+
+    return hosts()
+
+
 PARTS: dict[str, Callable[[], dict[str, Times]]] = {
     "decision": decision,
     "measuring": measuring,
     "choice": choice,
     "exchange": exchange,
+    "hosts": several_hosts,
 }
 
 

@@ -145,6 +145,15 @@ class Ranks:
                 process.join()
 
 
+HOW = {
+    "sync": {"async_scheduling": False},
+    "async": {"async_scheduling": True},
+    # Then rows are sent before their step is computed.
+    "several hosts": {"async_scheduling": False, "data_parallel_size_local": 1},
+}
+"""In which order ranks schedule, compute and send: options."""
+
+
 def loop_arguments(model, **overrides):
     """Four requests each, steps of 64 tokens; `additional_config` is for `dp_loop`."""
     return {

@@ -114,15 +114,18 @@ class OtherRank:
         self.fields = fields
         self.limits = [Limits(4, 64)] * 2
 
-    def join(self, group, limits, tell_clients):
+    def join(self, group, limits, tell_clients, apart):
         self.limits = [limits, limits]
 
     def begin_step(self):
         """This rank has work."""
 
-    def gather(self, row):
+    def send(self, row):
         self.row = row
-        return Snapshot.from_rows([row, row._replace(**self.fields)], self.limits)
+
+    def receive(self):
+        rows = [self.row, self.row._replace(**self.fields)]
+        return Snapshot.from_rows(rows, self.limits)
 
     def rest(self, wave, step):
         """The wave has ended."""

@@ -71,7 +71,8 @@ def run_rank(rank, port, identity, answers):
     exchange = RowExchange(20.0, identity)
     try:
         exchange.join(group, Limits(8 + rank, 64), print)
-        snapshot = exchange.gather(ROW)
+        exchange.send(ROW)
+        snapshot = exchange.receive()
         answers.put((rank, snapshot.running + snapshot.max_running))
     except RuntimeError as error:
         answers.put((rank, str(error)))

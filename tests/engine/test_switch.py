@@ -6,15 +6,18 @@ from collections import defaultdict
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.v1.core.sched.balance.gate import REST_STEPS
-from vllm.v1.core.sched.balance.policies.wishes import NAMES, first_wish, next_wish
+from vllm.v1.core.sched.balance.policies.wishes import (
+    NAMES,
+    first_wish,
+    next_wish,
+    wished,
+)
 
-from dp_ranks import Ranks, burst, loop_arguments
+from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
 from test_waves import CheckedEngine
 from vllm_server import free_port
 
-ASYNCHRONOUS = pytest.mark.parametrize(
-    "asynchronous", [False, True], ids=["sync", "async"]
-)
+EACH_WAY = pytest.mark.parametrize("how", HOW)
 
 
 class SwitchedEngine(CheckedEngine):
@@ -77,12 +80,12 @@ def end(ranks):
     return reports
 
 
-@ASYNCHRONOUS
+@EACH_WAY
 @pytest.mark.parametrize("reached", [[0], [2], [0, 1, 2]], ids=str)
 def test_a_wish_that_reaches_any_rank_is_taken_by_all_in_one_step(
-    moe_model, asynchronous, reached
+    moe_model, how, reached
 ):
-    with run(moe_model, 3, async_scheduling=asynchronous) as ranks:
+    with run(moe_model, 3, **HOW[how]) as ranks:
         wishes = Wishes(ranks, "adaptive")
         for name in ("off", "align", "cap", "adaptive"):
             for rank in range(3):
@@ -94,9 +97,10 @@ def test_a_wish_that_reaches_any_rank_is_taken_by_all_in_one_step(
     assert names == ["adaptive", "off", "align", "cap", "adaptive"]
 
 
-def test_ranks_without_requests_take_it_with_their_next_step(moe_model):
+@EACH_WAY
+def test_ranks_without_requests_take_it_with_their_next_step(moe_model, how):
     """Also where waves are as short as can be, and while nothing can be held."""
-    with run(moe_model) as ranks:
+    with run(moe_model, **HOW[how]) as ranks:
         wishes = Wishes(ranks, "adaptive")
         for number, name in enumerate(("off", "adaptive", "off", "cap", "off")):
             ranks.submit(0, f"{number}", 5, 3)
@@ -144,29 +148,29 @@ def test_of_two_wishes_at_once_all_ranks_take_the_same(moe_model):
     )
 
 
-def test_groups_that_shrink_and_grow_take_the_newest(moe_model):
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_groups_that_shrink_and_grow_take_the_newest(moe_model, how):
     """Four ranks become twice two, of which one half switches, and four again."""
     ports = [free_port() for _ in range(3)]
     splits, joins = 40, 200
 
     class Resized(SwitchedEngine):
-        def _has_global_unfinished_reqs(self, local_unfinished):
+        def _process_engine_step(self):
             half, place = divmod(self.dp_rank, 2)
-            if self.current_wave == 0 and self.step_counter == splits:
+            if (self.current_wave, self.step_counter) == (0, splits):
                 self._join(ports[half], place, 2)
                 if half:
-                    wish = next_wish(first_wish("adaptive"), "off")
-                    self.balance_policy(wish)
-            if self.current_wave == 0 and self.step_counter == joins:
+                    self.balance_policy(next_wish(first_wish("adaptive"), "off"))
+            if (self.current_wave, self.step_counter) == (0, joins):
                 self._join(ports[2], self.dp_rank, 4)
-            return super()._has_global_unfinished_reqs(local_unfinished)
+            return super()._process_engine_step()
 
         def _join(self, port, place, size):
             self.dp_group = stateless_init_torch_distributed_process_group(
                 "127.0.0.1", port, place, size, "gloo"
             )
 
-    with run(moe_model, 4, engine=Resized, max_model_len=512) as ranks:
+    with run(moe_model, 4, engine=Resized, max_model_len=512, **HOW[how]) as ranks:
         ranks.running = True  # no start of a wave: each begins with its own request
         for rank in range(4):
             ranks.submit(rank, f"long-{rank}", 5, joins + 60)
@@ -182,39 +186,45 @@ def test_groups_that_shrink_and_grow_take_the_newest(moe_model):
 
 SWITCHES = 1000
 KNOWN = 100
-"""More objects than a gate knows of 20 requests, whatever was before."""
+"""More objects than a gate knows of so few requests, whatever was before."""
 
 
-class CountingEngine(SwitchedEngine):
-    """Notes how many objects the gate knows."""
+class SwitchingEngine(SwitchedEngine):
+    """Each rank wishes for something else as soon as the last wish was taken."""
 
     def _record(self, output):
         super()._record(output)
-        gate = self.scheduler.balance_gate
+        gate, trace = self.scheduler.balance_gate, self.trace
         known = gate._policies, gate._pending, gate._ages._since, gate._order._prompts
-        self.trace.collectives["known"] = max(
-            self.trace.collectives["known"], sum(map(len, known))
-        )
+        most = max(trace.collectives["known"], sum(map(len, known)))
+        trace.collectives["known"] = most
+        if gate.name == wished(gate._wish):
+            rng = random.Random(self.step_counter + self.dp_rank)
+            # `off` seldom: the ranks hear of no wish for 32 steps then.
+            others = [name for name in (*NAMES, *NAMES[1:] * 2) if name != gate.name]
+            self.balance_policy(next_wish(gate._wish, rng.choice(others)))
 
 
-@ASYNCHRONOUS
-def test_a_thousand_switches_under_load_leave_nothing_behind(moe_model, asynchronous):
-    rng = random.Random(5)
-    with run(moe_model, engine=CountingEngine, async_scheduling=asynchronous) as ranks:
-        wishes, name, sent = Wishes(ranks, "adaptive"), "adaptive", 0
-        for number in range(SWITCHES):
-            name = rng.choice([other for other in NAMES if other != name])
-            wishes.wish(name, to=rng.choice([[0], [1], [0, 1]]))
+@EACH_WAY
+def test_a_thousand_switches_under_load_leave_nothing_behind(moe_model, how):
+    rng, sent = random.Random(5), 0
+    with run(moe_model, engine=SwitchingEngine, **HOW[how]) as ranks:
+        while sent < REQUESTS:
             if len(ranks.unfinished) < 16:
-                burst(ranks, rng, f"{number}", 6, tokens=(100, 20))
+                burst(ranks, rng, f"{sent}", 6, tokens=(100, 100))
                 sent += 6
-            ranks.poll()
+            ranks._handle(ranks._next(QUIET_S))
         reports = end(ranks)
         answers = [answer for _, answer in ranks.answers]
     assert len(answers) == sent
     assert {token for answer in answers for token in answer} == {7}
     names = assert_together(reports)
-    print(len(names))
+    print(f"{len(names) - 1} switches")
+    assert len(names) > SWITCHES
     assert {*names} == {*NAMES}
     assert sum(trace.closed for trace, _ in reports) > 0, "nothing was ever held"
     assert max(trace.collectives["known"] for trace, _ in reports) < KNOWN
+
+
+REQUESTS = 1200
+"""In the steps of so many there are more switches."""

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dp_loop import LoopEngine, ModelEngine
-from dp_ranks import Ranks, burst, loop_arguments
+from dp_ranks import HOW, Ranks, burst, loop_arguments
 from hugging_face import NEW_TOKENS
 
 POLICIES = ("cap", "align", "adaptive")
@@ -76,13 +76,13 @@ def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
     ranks.drain()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_waves(moe_model, policy, asynchronous, pytestconfig):
+def test_waves(moe_model, policy, how, pytestconfig):
     waves = pytestconfig.getoption("--waves") // (2 * len(POLICIES))
     arguments = loop_arguments(
         moe_model,
-        async_scheduling=asynchronous,
+        **HOW[how],
         enable_prefix_caching=True,
         # Blocks for one long request: others are preempted.
         additional_config={"kv_blocks": 18, "shared_prefix": 48},

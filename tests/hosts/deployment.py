@@ -169,6 +169,6 @@ def _options(mode, number):
         *("--data-parallel-size-local", str(RANKS)),
         *("--data-parallel-start-rank", str(first)),
     )
-    if mode == "hybrid":
-        return [("--data-parallel-hybrid-lb", *ours)]
+    if mode == "hybrid":  # and synchronous: rows are sent before a step is computed
+        return [("--data-parallel-hybrid-lb", "--no-async-scheduling", *ours)]
     return [("--headless", *ours) if number else ours[:2]]

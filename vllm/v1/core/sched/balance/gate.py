@@ -30,7 +30,7 @@ from vllm.v1.core.sched.balance.policies import (
     create_policy,
 )
 from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
 from vllm.v1.core.sched.balance.policies.wishes import first_wish, wished
 from vllm.v1.core.sched.balance.reads import (
     SchedulerReads,
@@ -90,6 +90,23 @@ def create_balance_gate(
         BalanceStats(name, parallel_config.data_parallel_rank),
         partial(create_policy, in_flight=vllm_config.max_concurrent_batches),
         short_first=SHORT_FIRST if is_fcfs else (),
+        sends_early=sends_early(vllm_config),
+    )
+
+
+def sends_early(vllm_config: "VllmConfig") -> bool:
+    """Whether rows travel while their step is computed.
+
+    Then a decision knows neither who ended in the step nor who came meanwhile, which
+    costs less than rows that go between hosts while all devices wait. With asynchronous
+    scheduling a step is computed meanwhile in any case.
+    """
+    parallel_config = vllm_config.parallel_config
+    local = parallel_config.data_parallel_size_local
+    return (
+        local < parallel_config.data_parallel_size
+        and vllm_config.max_concurrent_batches == 1
+        and not parallel_config.enable_elastic_ep  # a group may go meanwhile
     )
 
 
@@ -127,6 +144,7 @@ class BalanceGate:
         stats: BalanceStats,
         new_policy: Callable[[str], Policy] = create_policy,
         short_first: Collection[str] = (),
+        sends_early: bool = False,
     ) -> None:
         """The gate of one rank, which starts with the policy `name`.
 
@@ -137,6 +155,7 @@ class BalanceGate:
             stats: what becomes of it.
             new_policy: makes the policy of a name.
             short_first: with which policies short prompts go first.
+            sends_early: whether `send_for` sends a row before its step is computed.
         """
         self.stats = stats
         self._new_policy, self._short_first = new_policy, short_first
@@ -147,6 +166,7 @@ class BalanceGate:
         self._scheduler = scheduler
         self._exchange = exchange
         self._group: dist.ProcessGroup | None = None
+        self._sends_early, self._is_sent = sends_early, False
         self._permit = permit = PrefillPermit(scheduler)
         # Upstream's loop calls these once for each prompt.
         self.holds, self.skip = permit.holds, permit.skip
@@ -168,7 +188,9 @@ class BalanceGate:
         self.apply(OPEN)
 
     def _forget_steps(self) -> None:
-        self._last_row: float | None = None
+        self._last_end: float | None = None
+        self._last_step = 0, 0, 0
+        """Microseconds, prompt tokens and what these attend to."""
         self._decoding: list[str] = []
         """Names of those that decoded at the last row."""
 
@@ -200,11 +222,35 @@ class BalanceGate:
     def _join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
         # Elastic expert parallelism: new ranks have nothing to remember, so nobody may,
         # or the ranks would decide differently.
-        self._exchange.join(group, limits_of(self._scheduler), tell_clients)
+        limits = limits_of(self._scheduler)
+        self._exchange.join(group, limits, tell_clients, apart=self._sends_early)
         self._group = group
         self._policies.clear()
         self._choose(self.name)
         self._forget_steps()
+
+    def send_for(self, core: "DPEngineCoreProc") -> None:
+        """Sends this rank's row for the step that is about to be computed."""
+        if core.engines_running:  # or it may not come to the end of a step
+            self._send_early(core.current_wave, core.step_counter + 1)
+
+    def _send_early(self, wave: int, step: int) -> None:
+        if self._sends_early and not self._rests_after(step):
+            self._send(wave, step, time.monotonic())
+
+    def _rests_after(self, step: int) -> bool:
+        """Whether no rank sends rows: all know by the last that nothing is held."""
+        return self.policy is None and step % REST_STEPS != 1
+
+    def _send(self, wave: int, step: int, now: float) -> None:
+        """Sends this rank's row, unless it has been."""
+        if not self._is_sent:
+            self._exchange.send(self._row(wave, step, now))
+            self._is_sent = True
+
+    def _receive(self) -> Snapshot:
+        self._is_sent = False
+        return self._exchange.receive()
 
     def exchange_for(self, core: "DPEngineCoreProc") -> None:
         """Ends a step of the engine core's busy loop."""
@@ -227,23 +273,27 @@ class BalanceGate:
         """Tells the other ranks this rank's state and takes the next decision.
 
         All ranks know from the same all-reduce whether any is `active`, which is to
-        have unfinished requests: at the end of a wave all of them skip the gather.
+        have unfinished requests: at the end of a wave all of them skip the exchange,
+        unless rows have been sent already.
         """
         is_new = group is not self._group
         if active and is_new:
             self._join(group, tell_clients)
-        # All ranks know by the last rows that nothing is held.
-        rests = self.policy is None and step % REST_STEPS != 1 and not is_new
+        rests = self._rests_after(step) and not is_new
+        if not (active or is_new or rests) and self._sends_early:
+            self._send(wave, step, time.monotonic())  # others may have
+            self._receive()
         self._end_step(wave, step, active, rests)
+        if self._sends_early and active and not self._scheduler.has_requests():
+            self._send_early(wave, step + 1)
 
     def end_step(self) -> None:
         """Ends a step of a rank alone; in a group, `exchange` does that later."""
         if isinstance(self._exchange, Alone):
-            self._end_step(0, 0, self._scheduler.has_unfinished_requests())
+            rests = self.policy is None and wished(self._wish) == self.name
+            self._end_step(0, 0, self._scheduler.has_unfinished_requests(), rests)
 
-    def _end_step(
-        self, wave: int, step: int, active: bool, rests: bool = False
-    ) -> None:
+    def _end_step(self, wave: int, step: int, active: bool, rests: bool) -> None:
         now = time.monotonic()
         if self.held:
             keep_prefill_interval(self._scheduler)
@@ -256,13 +306,14 @@ class BalanceGate:
             self.apply(OPEN)
             return
         if self.policy is None:
-            self._forget_steps()  # the last row is some steps old
-        row = self.measure(wave, step, now)
+            self._forget_steps()  # the last that was timed is some steps ago
+        self._time_step(now)
+        self._send(wave, step, now)
         before = time.monotonic()
-        snapshot = self._exchange.gather(row)
+        snapshot = self._receive()
         # A rank that comes early does not wait for the step, but here for the others.
-        self._last_row = time.monotonic()
-        seconds = self._last_row - before
+        self._last_end = time.monotonic()
+        seconds = self._last_end - before
         self._switch(max(snapshot.wish), wave, step)
         policy = self.policy
         self.apply(OPEN if policy is None else policy.decide(snapshot))
@@ -271,7 +322,7 @@ class BalanceGate:
 
     def _switch(self, wish: int, wave: int, step: int) -> None:
         """Takes the newest wish of all ranks, which all of them do in this step."""
-        self._wish = wish
+        self._wish = max(self._wish, wish)  # one may have come since the row was sent
         before, name = self.name, wished(wish)
         if name != before:
             self._choose(name)
@@ -299,8 +350,20 @@ class BalanceGate:
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """Ends a step at `now` seconds of a steady clock; returns this rank's row."""
+        self._time_step(now)
+        return self._row(wave, step, now)
+
+    def _time_step(self, now: float) -> None:
+        if self.held:
+            self.stats.observe_held_step()
+        last, self._last_end = self._last_end, now
+        seconds = 0.0 if last is None else now - last
+        self._last_step = int(seconds * 1e6), *self._permit.prefilled()
+
+    def _row(self, wave: int, step: int, now: float) -> Row:
+        """The state now, and the step that ended last."""
         scheduler, permit = self._scheduler, self._permit
-        prefilled, prefill_attended = permit.prefilled()
+        step_time_us, prefilled, prefill_attended = self._last_step
         if self.name in self._short_first and not self._is_sorted:
             put_in_order(scheduler, self._order, self._pending)
             self._is_sorted = True
@@ -309,9 +372,6 @@ class BalanceGate:
             self._pending_since = self._ages.oldest_since(pending, now)
             self._is_sorted = False
         self._pending = pending
-        last, self._last_row = self._last_row, now
-        if self.held:
-            self.stats.observe_held_step()
         unfinished = scheduler.requests
         ended = sum([name not in unfinished for name in self._decoding])
         self._decoding = [
@@ -330,7 +390,7 @@ class BalanceGate:
             pending=len(pending),
             pending_tokens=sum(pending.values()),
             prefill_tokens=prefilled,
-            step_time_us=0 if last is None else int((now - last) * 1e6),
+            step_time_us=step_time_us,
             pending_age_us=int(age * 1e6),
             pending_attended=attended,
             prefill_attended=prefill_attended,

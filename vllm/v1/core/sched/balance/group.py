@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from vllm import envs
+from vllm.distributed.utils import init_gloo_process_group
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.watch import RankWatch
@@ -135,8 +136,12 @@ class RowExchange:
         group: dist.ProcessGroup,
         limits: Limits,
         tell_clients: Callable[[], None],
+        apart: bool = False,
     ) -> None:
         """Follows this group (gloo) from now on; all its ranks must.
+
+        Rows that go `apart` may be on their way while the group does something else:
+        they have connections of their own.
 
         Raises:
             RuntimeError: a rank would decide differently, or has not come.
@@ -144,6 +149,12 @@ class RowExchange:
         self._group = group
         self._watch.join(group, tell_clients)
         self._limits = check_identity(group, self._identity, limits)
+        if apart:
+            store = dist.PrefixStore("balance rows", group.get_group_store())
+            timeout = timedelta(seconds=self._timeout)
+            self._group = init_gloo_process_group(
+                *(store, group.rank(), group.size(), timeout)
+            )
         shape = group.size(), len(Row._fields)
         self._received = torch.empty(shape, dtype=torch.int64)
         self._sent = torch.empty_like(self._received)
@@ -154,21 +165,25 @@ class RowExchange:
         if doing == "idle":  # after an exchange a step has begun already
             self._watch.show("model", wave, step)
 
-    def gather(self, row: Row) -> Snapshot:
-        """Blocks until every rank of the group has called it with its row.
+    def send(self, row: Row) -> None:
+        """Begins to send this rank's row to the others, and to receive theirs."""
+        self._row = row
+        self._sent.copy_(torch.tensor(row, dtype=torch.int64))
+        # Every row goes straight to its reader, two hops for all of them (gloo sends
+        # once the reader is ready); its all-gather takes 2(N - 1) in a ring.
+        self._work = self._group.alltoall_base(self._received, self._sent, [], [])
+
+    def receive(self) -> Snapshot:
+        """Blocks until every rank of the group has sent its row.
 
         Raises:
             RuntimeError: a rank left the group or did not come in time, and which;
                 or the rows do not match.
         """
-        group = self._group
+        group, row = self._group, self._row
         self._watch.show("exchange", row.wave, row.step)
-        self._sent.copy_(torch.tensor(row, dtype=torch.int64))
         try:
-            # Every row goes straight to its reader, two hops for all of them (gloo
-            # sends once the reader is ready); its all-gather takes 2(N - 1) in a ring.
-            work = group.alltoall_base(self._received, self._sent, [], [])
-            work.wait(timedelta(seconds=self._timeout))
+            self._work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             blame = self._watch.blame()
             self._watch.leave(after_error=True)
@@ -210,15 +225,19 @@ class Alone:
     def start(self) -> None:
         """Nobody else need know what it does."""
 
-    def join(self, *_: object) -> None:
+    def join(self, *_: object, **__: object) -> None:
         """It has no group."""
 
     def begin_step(self) -> None:
         """It depends on no other rank."""
 
-    def gather(self, row: Row) -> Snapshot:
+    def send(self, row: Row) -> None:
+        """Keeps its own row."""
+        self._row = row
+
+    def receive(self) -> Snapshot:
         """Its own row."""
-        return Snapshot.from_rows([row], [self._limits()])
+        return Snapshot.from_rows([self._row], [self._limits()])
 
     def rest(self, wave: int, step: int) -> None:
         """It depends on no other rank."""

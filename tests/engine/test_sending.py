@@ -1,0 +1,42 @@
+"""Where rows go between hosts, they are on their way while a step is computed."""
+
+import pytest
+
+from dp_loop import LoopEngine
+from dp_ranks import HOW, Ranks, loop_arguments
+
+STEPS = 100
+
+
+class WatchedEngine(LoopEngine):
+    """Notes the steps that are computed before the rank has sent its row."""
+
+    def _record(self, output):
+        super()._record(output)
+        self._look()
+
+    def execute_dummy_batch(self):
+        super().execute_dummy_batch()
+        self._look()
+
+    def _look(self):
+        if not self.scheduler.balance_gate._is_sent:
+            self.trace.violations.append(self.step_counter)
+
+
+@pytest.mark.parametrize(("how", "early"), [("several hosts", True), ("sync", False)])
+def test_rows_are_sent_before_the_step_also_by_ranks_without_requests(
+    moe_model, how, early
+):
+    """But for the first of a wave, of which a rank does not know yet that all come."""
+    arguments = loop_arguments(moe_model, data_parallel_balance="adaptive", **HOW[how])
+    with Ranks(2, WatchedEngine, **arguments) as ranks:
+        ranks.submit(0, "alone", 5, STEPS)
+        ranks.drain()
+        reports = ranks.stop()
+    for trace, left in reports:
+        assert left == 0
+        if early:
+            assert {*trace.violations} <= {0}
+        else:
+            assert len(trace.violations) >= STEPS
