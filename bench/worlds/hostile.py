@@ -248,12 +248,13 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     balancer = world.balancer
     if balancer == "as-served":
         balancer = "0.23" if policy == "off" else BY_TOKENS
-    if balancer in ("pinned", "starved"):
+    if balancer in ("pinned", "starved") and ranks > 1:
         only = range(1) if balancer == "pinned" else range(1, ranks)
         balancers = [BlindBalancer(lambda: rng.choice(only))] * world.api_servers
     else:
         balancers = make_load_balancers(
-            balancer, ranks, rng, world.api_servers, limits.max_num_seqs
+            "0.23" if balancer in ("pinned", "starved") else balancer,
+            *(ranks, rng, world.api_servers, limits.max_num_seqs),
         )
     dispatcher = Dispatcher(ranks, balancers)
     dispatcher.coordinator = Clock(ranks, device)
@@ -321,11 +322,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seeds", default="0..100", help="FIRST..END")
     parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--ranks", type=int, help="instead of those that are drawn")
     parser.add_argument("worlds", nargs="*", help="SEED:TROUBLE+TROUBLE, instead")
     args = parser.parse_args()
     first, _, end = args.seeds.partition("..")
-    worlds = [parse(name) for name in args.worlds]
-    worlds = worlds or [draw(seed) for seed in range(int(first), int(end))]
+    worlds = [parse(name, args.ranks) for name in args.worlds]
+    seeds = range(int(first), int(end))
+    worlds = worlds or [draw(seed, args.ranks) for seed in seeds]
     harmed = 0
     tqdm.write("world | mean off → policy | factor | TTFT p99 off → policy | harm")
     for world in tqdm(worlds, disable=None):

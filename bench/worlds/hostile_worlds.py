@@ -220,10 +220,11 @@ TROUBLES: dict[str, Callable[[World, random.Random], Changes]] = {
 }
 
 
-def make(troubles, seed):
+def make(troubles, seed, ranks=None):
     """The world with these troubles; what else there is to choose is drawn."""
     rng = random.Random(f"world {seed}")
-    ranks, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
+    drawn, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
+    ranks = ranks or drawn
     t0, b = rng.uniform(0.02, 0.06), 10 ** rng.uniform(-4.5, -3.5)
     c, phi = rng.choice([0.0, 0.5, 1.0]) * t0, rng.choice([0.0, 0.0, 0.3, 0.6])
     costs = CostModel(t0, 2e-4, b, c, 6e-8, phi=phi, noise=0.06)
@@ -238,13 +239,14 @@ def make(troubles, seed):
     return world
 
 
-def parse(name):
+def parse(name, ranks=None):
     """The world of that name."""
     seed, _, troubles = name.partition(":")
-    return make([trouble for trouble in troubles.split("+") if trouble], int(seed))
+    named = [trouble for trouble in troubles.split("+") if trouble]
+    return make(named, int(seed), ranks)
 
 
-def draw(seed):
+def draw(seed, ranks=None):
     """A world with one to five troubles."""
     rng = random.Random(f"draw {seed}")
-    return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed)
+    return make(rng.sample(list(TROUBLES)[1:], rng.randint(1, 5)), seed, ranks)
