@@ -269,8 +269,8 @@ class Bench:
             accepted = saved["spec_decode_accepted_tokens"]
             steps = max(1, saved["total_output_tokens"] - accepted)
             had = saved["spec_decode_num_drafts"] / steps
-            by_place = saved["spec_decode_per_position_acceptance_rates"] or [0.0]
-            rates.append([had * each for each in by_place])
+            by_place = saved["spec_decode_per_position_acceptance_rates"]
+            rates.append([had * each for each in by_place or [0.0] * cell.drafts])
         means = (statistics.fmean(each) for each in zip(*rates, strict=True))
         text = ",".join(f"{min(1.0, mean):.3f}" for mean in means)
         options = ["--num-speculative-tokens", str(cell.drafts)]
