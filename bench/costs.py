@@ -11,8 +11,8 @@ machine meanwhile. It writes bench/results/costs.json. The parts:
 - measuring: a rank measures itself after a step, with 10,000 requests waiting.
 - choice: the front-end's event loop hashes a prompt, and sends short requests.
 - exchange: ranks on this machine exchange rows; how long the last one waits.
-- hosts: a step of ranks on several hosts, which are network namespaces, in six minutes;
-  without root, behind `unshare --user --map-root-user`.
+- hosts: a step of ranks on several hosts, which are network namespaces; without root,
+  behind `unshare --user --map-root-user`. It takes three minutes.
 """
 
 import argparse

@@ -30,10 +30,10 @@ from dp_ranks import Ranks, loop_arguments
 from vllm_balance.reference import tiny_models
 
 STEP_S = 0.05
-DELAYS_MS = (0.0, 0.1, 1.0, 5.0)
+DELAYS_MS = (0.1, 1.0, 5.0)
 """Of a packet on its way."""
 HOSTS = (2, 4)
-WARM_UP, STEPS = 20, 96
+WARM_UP, STEPS = 10, 64
 WINDOW = 32
 """Steps whose mean is one figure: in one of so many upstream's ranks agree whether a
 wave has ended, and ranks that hold nothing send rows."""
@@ -214,13 +214,12 @@ def hosts() -> dict[str, list[float]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models.make("moe", Path(folder))
-        for scheduling, number, delay_ms in itertools.product(
-            (SYNC, ASYNC), HOSTS, DELAYS_MS
-        ):
-            kinds = [OFF, ON]
-            if number == HOSTS[-1]:
-                kinds += [SWITCHED_OFF, LATE] if scheduling == SYNC else [SWITCHED_OFF]
-            for kind in kinds:
+        for number, delay_ms in itertools.product(HOSTS, DELAYS_MS):
+            tried = [(SYNC, kind) for kind in (OFF, ON, LATE)]
+            if (number, delay_ms) == (HOSTS[-1], DELAYS_MS[-1]):
+                tried.append((SYNC, SWITCHED_OFF))
+                tried += [(ASYNC, kind) for kind in (OFF, ON, SWITCHED_OFF)]
+            for scheduling, kind in tried:
                 of = f"{scheduling}, {number} hosts, {delay_ms:g} ms, {kind}"
                 found[of] = step_times(model, number, delay_ms, kind, scheduling)
     return found
