@@ -89,7 +89,8 @@ def test_what_ends_the_watch_of_a_server_is_told(monkeypatch):
     )
 
     class Broken:
-        vllm_config = model_config = None
+        vllm_config = None
+        model_config = SimpleNamespace(get_vocab_size=lambda: 9)
         input_processor = SimpleNamespace(generation_config_fields={})
 
     async def watched(llm):

@@ -7,7 +7,7 @@ from vllm.v1.core.sched.balance.policies.cost import StepCost
 from vllm.v1.core.sched.balance.policies.decision import OPEN, Learned
 from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 
-ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))], [Limits(4, 64)])
+ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))] * 2, [Limits(4, 64)] * 2)
 LOAD = {"unprefilled_tokens": 5, "context_tokens": 7, "held_requests": 1}
 COST = StepCost(decode=0.04, fixed=0.01, own=0.9, shared=0.2, padding=0.1)
 

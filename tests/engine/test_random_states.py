@@ -285,7 +285,9 @@ class Run:
         said["something starts"] += bool(done)
         said["nothing starts, and some wait"] += bool(row.waiting) and not done
         said["in doubt pending"] += row.pending > 0 and not done
-        self.missed = self.missed + 1 if done and not row.pending else 0
+        # What was missed before a hold is missed again: in it little moves.
+        more = not self.scheduler.balance_gate.held
+        self.missed = self.missed + more if done and not row.pending else 0
         said["missed"] += self.missed > 0
         # In a step blocks leave windows, which the next refusal does not know of.
         most = 1 if self.world.layers == "full" else 4

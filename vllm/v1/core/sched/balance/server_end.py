@@ -105,8 +105,14 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
             logger.error("Data parallel balance: %s. Ending the server.", missing)
             await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
             break
+        manager = llm.engine_core.resources.engine_manager
         del llm
-        await asyncio.sleep(_PERIOD_S)
+        try:
+            await asyncio.sleep(_PERIOD_S)
+        except asyncio.CancelledError:  # the server has ended sooner than this saw why
+            if is_served and getattr(manager, "failed_proc_name", None):
+                _exit_with(1)
+            raise
     if llm is None or not is_served:
         return
     manager = llm.engine_core.resources.engine_manager
@@ -123,12 +129,16 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
             await asyncio.sleep(_PERIOD_S)  # the manager ends them within 5 s
         await asyncio.sleep(_GRACE_S)
     except asyncio.CancelledError:  # the server has ended, and with it the loop
-        if status:
-            loop.call_soon(sys.exit, status)
+        _exit_with(status)
         raise
     # Some client neither reads nor finishes its request.
     logger.warning("Data parallel balance: the last clients are cut off.")
     os._exit(status)
+
+
+def _exit_with(status: int) -> None:
+    if status:
+        asyncio.get_running_loop().call_soon(sys.exit, status)
 
 
 def is_of_this_server(pid: int) -> bool:
