@@ -58,8 +58,9 @@ def test_output_that_has_no_place_ends_a_command_in_one_line(words):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode in (1, 2)
-    (line,) = [x for x in done.stderr.decode().splitlines() if "note:" not in x]
+    *before, line = done.stderr.decode().splitlines()
     assert line.startswith("error: output: No space left on device")
+    assert not [each for each in before if each.startswith("error")]
 
 
 def test_the_module_of_the_command_is_the_command():
