@@ -109,10 +109,8 @@ def cells() -> Iterator[Cell]:
 
 
 def pieces(every: list[Cell]) -> list[tuple[Cell, int]]:
-    """Cells with the rounds that they are to have: all of the first, one of others."""
-    early, late = every[:1], every[1:]
-    first = [*((each, ROUNDS) for each in early), *((each, 1) for each in late)]
-    return [*first, *((each, ROUNDS) for each in late)]
+    """Cells with the rounds that they are to have: one of all, then all of each."""
+    return [(cell, rounds) for rounds in (1, ROUNDS) for cell in every]
 
 
 # ---- Requests of a trace
