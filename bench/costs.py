@@ -37,13 +37,13 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.board import SharedBoard, create_board
-from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
-from vllm.v1.core.sched.balance.front_end import BalanceDispatch, PromptHasher
-from vllm.v1.core.sched.balance.group import RowExchange
-from vllm.v1.core.sched.balance.policies import create_policy
-from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.core.dispatch import TO_COMPUTE, Dispatch
+from vllm.v1.core.sched.balance.core.policies import create_policy
+from vllm.v1.core.sched.balance.core.policies.decision import Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.front.board import SharedBoard, create_board
+from vllm.v1.core.sched.balance.front.front_end import BalanceDispatch, PromptHasher
+from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.request import RequestStatus

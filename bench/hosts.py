@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm.v1.core.sched.balance.policies.wishes import first_wish, next_wish
+from vllm.v1.core.sched.balance.core.policies.wishes import first_wish, next_wish
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from dp_loop import LoopEngine, StandInExecutor

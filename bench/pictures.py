@@ -15,8 +15,8 @@ import simulated  # noqa: F401  before vllm
 # isort: split
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from vllm.v1.core.sched.balance.policies.adaptive import Adaptive
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.core.policies.adaptive import Adaptive
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 
 ROOT = Path(__file__).parents[1]
 

@@ -42,8 +42,8 @@ from vllm.benchmarks.dp_balance.requests.arrivals import (
 from vllm.benchmarks.dp_balance.requests.workload import SimRequest
 from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
 from vllm.benchmarks.dp_balance.step_time.model import Loads
-from vllm.v1.core.sched.balance.policies import SHORT_FIRST
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.core.policies import SHORT_FIRST
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
 """Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds

@@ -18,7 +18,7 @@ from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.reads import limits_of
+from vllm.v1.core.sched.balance.rank.reads import limits_of
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput

@@ -15,11 +15,11 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.group import RowExchange
-from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.policies import create_policy
-from vllm.v1.core.sched.balance.policies.rows import Limits, Snapshot
+from vllm.v1.core.sched.balance.core.policies import create_policy
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Snapshot
+from vllm.v1.core.sched.balance.rank.gate import BalanceGate
+from vllm.v1.core.sched.balance.rank.group import RowExchange
+from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (

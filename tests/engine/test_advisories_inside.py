@@ -18,13 +18,13 @@ from vllm.entrypoints.pooling.scoring.serving import ServingScores
 from vllm.exceptions import VLLMValidationError
 from vllm.fixes import grammars, media
 from vllm.fixes.limits import limit
+from vllm.fixes.survival import FailedGrammar
 from vllm.multimodal.media.audio import AudioMediaIO, load_audio_pyav
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.pooling_params import PoolingParams
 from vllm.renderers.embed_utils import safe_load_prompt_embeds
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
-from vllm.v1.core.sched.balance.survival import FailedGrammar
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.outputs import DraftTokenIds
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
+from vllm.v1.core.sched.balance.core.dispatch import TO_COMPUTE, Dispatch
 
 from vllm_server import Server
 

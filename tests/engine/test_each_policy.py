@@ -1,7 +1,7 @@
 """On two ranks of any release, every policy answers right, decides, and reports."""
 
 import pytest
-from vllm.v1.core.sched.balance.policies import POLICIES
+from vllm.v1.core.sched.balance.core.policies import POLICIES
 
 from test_greedy_equality import (
     assert_all_served,

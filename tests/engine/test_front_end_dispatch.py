@@ -9,8 +9,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.dispatch import TO_ATTEND
-from vllm.v1.core.sched.balance.front_end import create_balance_dispatch, dispatch_of
+from vllm.v1.core.sched.balance.core.dispatch import TO_ATTEND
+from vllm.v1.core.sched.balance.front.front_end import (
+    create_balance_dispatch,
+    dispatch_of,
+)
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -262,7 +262,7 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
 def set_clock(monkeypatch, monotonic):
     """For the gate alone: the scheduler reads the clock, too."""
     clock = SimpleNamespace(monotonic=monotonic)
-    monkeypatch.setattr("vllm.v1.core.sched.balance.gate.time", clock)
+    monkeypatch.setattr("vllm.v1.core.sched.balance.rank.gate.time", clock)
 
 
 def exchanges(scheduler, steps, group=None):

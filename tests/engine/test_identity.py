@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.v1.core.sched.balance import group as balance_group
-from vllm.v1.core.sched.balance.group import RowExchange, identity_of
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row
+from vllm.v1.core.sched.balance.rank.group import RowExchange, identity_of
 
 from schedulers import engine_config
 from vllm_server import free_port

@@ -2,10 +2,10 @@
 
 import json
 
-from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.policies.cost import StepCost
-from vllm.v1.core.sched.balance.policies.decision import OPEN, Learned
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.core.policies.cost import StepCost
+from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Learned
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 
 ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))] * 2, [Limits(4, 64)] * 2)
 LOAD = {"unprefilled_tokens": 5, "context_tokens": 7, "held_requests": 1}
@@ -36,7 +36,7 @@ def test_what_was_learned_is_told_as_it_is():
 
 def test_the_first_rank_warns_when_a_policy_gives_way(monkeypatch):
     said = []
-    warn = "vllm.v1.core.sched.balance.metrics.logger.warning_once"
+    warn = "vllm.v1.core.sched.balance.rank.metrics.logger.warning_once"
     monkeypatch.setattr(warn, lambda *words: said.append(words))
     first, second = BalanceStats("adaptive"), BalanceStats("adaptive", rank=1)
     for reason in ("hold_bound", "losing", "open"):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
 )
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from vllm import LLM, SamplingParams
-from vllm.v1.core.sched.balance.gate import start_balance_gate
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.wishes import next_wish
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.wishes import next_wish
+from vllm.v1.core.sched.balance.rank.gate import start_balance_gate
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS

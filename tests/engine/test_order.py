@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
 from vllm.v1.request import RequestStatus
 
 from schedulers import engine_config, make_request, make_scheduler, step

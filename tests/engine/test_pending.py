@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.balance.policies.decision import Decision
-from vllm.v1.core.sched.balance.reads import (
+from vllm.v1.core.sched.balance.core.policies.decision import Decision
+from vllm.v1.core.sched.balance.rank.reads import (
     in_turn,
     keep_prefill_interval,
     max_admitted,

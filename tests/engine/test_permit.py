@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 

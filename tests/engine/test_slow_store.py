@@ -2,7 +2,7 @@
 
 import time
 
-from vllm.v1.core.sched.balance.watch import (
+from vllm.v1.core.sched.balance.rank.watch import (
     LONG_SILENCE,
     PATIENCE,
     Heartbeats,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.group import RowExchange
-from vllm.v1.core.sched.balance.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.gate import BalanceGate
+from vllm.v1.core.sched.balance.rank.group import RowExchange
+from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from vllm.v1.core.sched.balance.policies import POLICIES
+from vllm.v1.core.sched.balance.core.policies import POLICIES
 
 from dp_loop import prompt_of
 from drafters import DRAFTED_BY, Drafter

@@ -29,7 +29,7 @@ from vllm.benchmarks.dp_balance.scenario import (
     simulate_and_measure,
 )
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
-from vllm.v1.core.sched.balance.policies.cost import StepCost
+from vllm.v1.core.sched.balance.core.policies.cost import StepCost
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 PUBLISHED = Scenario(

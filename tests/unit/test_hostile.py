@@ -8,8 +8,8 @@ import pytest
 from hostile import COSTS, Figures, Step, harms, judge, serve, wrong_costs
 from hostile_worlds import draw, parse
 from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.v1.core.sched.balance.policies.cost import StepCost
-from vllm.v1.core.sched.balance.policies.decision import Decision
+from vllm.v1.core.sched.balance.core.policies.cost import StepCost
+from vllm.v1.core.sched.balance.core.policies.decision import Decision
 
 KEPT = """
 0:review 2:first_decode+equal 1:first_decode+pinned 1:lone 2:tiny 10:starved

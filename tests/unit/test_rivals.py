@@ -4,8 +4,8 @@ import pytest
 from vllm.benchmarks.dp_balance.rivals import HOLD
 from vllm.benchmarks.dp_balance.rivals.atom import AtomCoalescer
 from vllm.benchmarks.dp_balance.rivals.exhaustive import ExhaustiveCycle
-from vllm.v1.core.sched.balance.policies import OPEN
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.core.policies import OPEN
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 
 def ranks(

@@ -2,7 +2,7 @@
 
 from collections import namedtuple
 
-from balance.policies.rows import Limits, Row, Snapshot
+from balance.core.policies.rows import Limits, Row, Snapshot
 from hypothesis import strategies as st
 
 SLOTS = 8

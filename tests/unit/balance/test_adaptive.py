@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from balance.policies.adaptive import Adaptive
-from balance.policies.decision import OPEN
-from balance.policies.flow import Flow
+from balance.core.policies.adaptive import Adaptive
+from balance.core.policies.decision import OPEN
+from balance.core.policies.flow import Flow
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, running, snapshot

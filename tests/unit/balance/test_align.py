@@ -1,7 +1,7 @@
 """The policy `align`: TensorRT-LLM's rule, in hand-made cases."""
 
 import pytest
-from balance.policies import create_policy
+from balance.core.policies import create_policy
 from snapshots import running, snapshot
 
 WORK, NONE = running(3, pending=1), running(3)

@@ -1,7 +1,7 @@
 """What chunks of prompts cost, and how many tokens a budget allows."""
 
 import pytest
-from balance.policies.cost import (
+from balance.core.policies.cost import (
     LEAST_CHUNK,
     cost_of,
     tokens_within,

@@ -10,7 +10,8 @@ from ctypes import addressof
 import pure_vllm  # noqa: F401  also in the processes that this file starts
 
 # isort: split
-from vllm.v1.core.sched.balance.board import (
+from vllm.v1.core.sched.balance.core.dispatch import TO_COMPUTE, Dispatch
+from vllm.v1.core.sched.balance.front.board import (
     CELLS,
     KEY_BYTES,
     SharedBoard,
@@ -18,7 +19,6 @@ from vllm.v1.core.sched.balance.board import (
     create_board,
     hand_board,
 )
-from vllm.v1.core.sched.balance.dispatch import TO_COMPUTE, Dispatch
 
 SERVERS, RANKS = 4, 3
 CONTEXT = multiprocessing.get_context("spawn")

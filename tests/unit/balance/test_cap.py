@@ -1,7 +1,7 @@
 """The policy `cap`: the rule of the vllm-ascend balance scheduler."""
 
-from balance.policies import OPEN, create_policy
-from balance.policies.simple import Cap
+from balance.core.policies import OPEN, create_policy
+from balance.core.policies.simple import Cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot

@@ -7,8 +7,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 
 import pytest
-from vllm.v1.core.sched.balance.board import KEY_BYTES, SharedBoard, create_board
-from vllm.v1.core.sched.balance.dispatch import (
+from vllm.v1.core.sched.balance.core.dispatch import (
     MISSING_WEIGHT,
     TO_ATTEND,
     TO_COMPUTE,
@@ -16,6 +15,7 @@ from vllm.v1.core.sched.balance.dispatch import (
     PrefixMemory,
     chunk_tokens,
 )
+from vllm.v1.core.sched.balance.front.board import KEY_BYTES, SharedBoard, create_board
 
 
 def send(dispatch, request, prompt_tokens):

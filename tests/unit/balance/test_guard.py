@@ -4,10 +4,10 @@ import itertools
 import math
 
 import pytest
-from balance.policies import POLICIES, create_policy
-from balance.policies.cost import CostLearner, StepCost
-from balance.policies.decision import Decision
-from balance.policies.guard import Guard
+from balance.core.policies import POLICIES, create_policy
+from balance.core.policies.cost import CostLearner, StepCost
+from balance.core.policies.decision import Decision
+from balance.core.policies.guard import Guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot

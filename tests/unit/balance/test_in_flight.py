@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from balance.policies.in_flight import StepsInFlight
+from balance.core.policies.in_flight import StepsInFlight
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from balance.policies.order import ShortFirst
+from balance.core.policies.order import ShortFirst
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from balance.pending import FRESH, PendingAges, PendingWork, Prompt, Refusal
+from balance.core.pending import FRESH, PendingAges, PendingWork, Prompt, Refusal
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
 """The choice of the prefill budget."""
 
-from balance.policies.cost import StepCost, best_prefill_budget
+from balance.core.policies.cost import StepCost, best_prefill_budget
 from hypothesis import given
 from hypothesis import strategies as st
 

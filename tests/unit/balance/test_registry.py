@@ -1,7 +1,7 @@
 """What must hold for every policy, whatever the rows."""
 
 import pytest
-from balance.policies import POLICIES, create_policy
+from balance.core.policies import POLICIES, create_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import MAX_TOKENS, Ranks, histories, running, snapshot

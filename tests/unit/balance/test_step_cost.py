@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from balance.policies.cost import CostLearner, StepCost
+from balance.core.policies.cost import CostLearner, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 

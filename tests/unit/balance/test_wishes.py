@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-from balance.policies import POLICIES
-from balance.policies.wishes import NAMES, first_wish, next_wish, wished
+from balance.core.policies import POLICIES
+from balance.core.policies.wishes import NAMES, first_wish, next_wish, wished
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_balance import policy
 
 names = st.sampled_from(NAMES)
-OPERATORS = Path(__file__).parents[3] / "vllm/v1/core/sched/balance/operators.py"
+OPERATORS = Path(__file__).parents[3] / "vllm/v1/core/sched/balance/front/operators.py"
 
 
 @given(st.integers(0, 10**12), names)

@@ -29,7 +29,7 @@ NEXT = {path: UPSTREAM[path] for path in ("vllm/__init__.py", "vllm/version.py")
 NEXT["vllm/added.py"] = "added\n"
 """The next release."""
 ASCEND = {"vllm_ascend/__init__.py": "", "csrc/kernel.cpp": "int main() {}\n"}
-OURS = "vllm/v1/core/sched/balance/gate.py"
+OURS = "vllm/v1/core/sched/balance/rank/gate.py"
 PATCH = """\
 Description: Count to four.
 Forwarded: no

@@ -23,7 +23,7 @@ def test_the_tree_is_upstream_patched_with_our_files_in_it(repo):
         "__init__.py": "",
         "version.py": PATCHED,
         "v1/core/sched/scheduler.py": UPSTREAM["vllm/v1/core/sched/scheduler.py"],
-        "v1/core/sched/balance/gate.py": "# ours\n",
+        "v1/core/sched/balance/rank/gate.py": "# ours\n",
     }
 
 

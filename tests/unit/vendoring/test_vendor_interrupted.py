@@ -29,7 +29,7 @@ def check_new(repo):
         "version.py": PATCHED,
         "added.py": "added\n",
         "mine.py": "mine\n",
-        "v1/core/sched/balance/gate.py": "# ours\n",
+        "v1/core/sched/balance/rank/gate.py": "# ours\n",
     }
     assert repo.git("status", "--porcelain", OURS) == ""
 

@@ -24,9 +24,9 @@ SWITCH_ON_TEXT = '''\
 """Give every scheduler of a test a balance gate with the policy cap."""
 
 import vllm.v1.core.sched.scheduler as scheduler
-from vllm.v1.core.sched.balance.group import RowExchange
-from vllm.v1.core.sched.balance.gate import BalanceGate
-from vllm.v1.core.sched.balance.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.group import RowExchange
+from vllm.v1.core.sched.balance.rank.gate import BalanceGate
+from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 
 
 def create_balance_gate(self, config):

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.core.sched.balance.policies import ALONE
+from vllm.v1.core.sched.balance.core.policies import ALONE
 
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
 from .errors import UsageError

@@ -5,13 +5,13 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from vllm.v1.core.sched.balance.policies import (
+from vllm.v1.core.sched.balance.core.policies import (
     POLICIES,
     Decision,
     create_policy,
 )
-from vllm.v1.core.sched.balance.policies.in_flight import StepsInFlight
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.core.policies.in_flight import StepsInFlight
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 from .errors import UsageError
 from .rivals.atom import AtomCoalescer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from vllm.v1.core.sched.balance.policies import POLICIES, SHORT_FIRST
+from vllm.v1.core.sched.balance.core.policies import POLICIES, SHORT_FIRST
 
 from .errors import UsageError
 from .front_end.api_servers import Dispatcher

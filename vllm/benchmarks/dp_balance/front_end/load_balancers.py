@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from itertools import accumulate, cycle
 
-from vllm.v1.core.sched.balance.dispatch import (
+from vllm.v1.core.sched.balance.core.dispatch import (
     TO_ATTEND,
     TO_COMPUTE,
     Board,

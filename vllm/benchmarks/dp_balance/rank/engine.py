@@ -4,8 +4,8 @@
 
 from collections.abc import Sequence
 
-from vllm.v1.core.sched.balance.policies import Decision
-from vllm.v1.core.sched.balance.policies.rows import Limits, Snapshot
+from vllm.v1.core.sched.balance.core.policies import Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Snapshot
 
 from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest

@@ -8,15 +8,15 @@ change since its last row is not read again: its requests only grow older.
 
 from itertools import islice
 
-from vllm.v1.core.sched.balance.pending import (
+from vllm.v1.core.sched.balance.core.pending import (
     NOBODY,
     PendingAges,
     PendingWork,
     Prompt,
 )
-from vllm.v1.core.sched.balance.policies import OPEN
-from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.rows import Row
+from vllm.v1.core.sched.balance.core.policies import OPEN
+from vllm.v1.core.sched.balance.core.policies.order import ShortFirst
+from vllm.v1.core.sched.balance.core.policies.rows import Row
 
 from ..requests.request import SimRequest
 from .kv_cache import Blocks

@@ -19,9 +19,9 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.cost import (
+from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.cost import (
     cost_of,
     tokens_within,
     twice_attended,

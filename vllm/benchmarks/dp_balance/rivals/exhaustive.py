@@ -10,8 +10,8 @@ as likely to end in a step as another, and all prompts are equally long.
 
 from math import log
 
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 from . import HOLD
 

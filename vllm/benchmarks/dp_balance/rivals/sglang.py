@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.policies.rows import Snapshot
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 from . import HOLD
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.core.sched.balance.policies.cost import CostLearner, StepCost
+from vllm.v1.core.sched.balance.core.policies.cost import CostLearner, StepCost
 
 from ..errors import UsageError
 from ..results import read_json

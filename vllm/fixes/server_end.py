@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 import psutil
 import zmq
 from vllm import envs
+from vllm.fixes.survival import drop_unknown_ends
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.group import timeout_of
-from vllm.v1.core.sched.balance.survival import drop_unknown_ends
+from vllm.v1.core.sched.balance.rank.group import timeout_of
 from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:

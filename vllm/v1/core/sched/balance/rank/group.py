@@ -14,8 +14,8 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.distributed.utils import init_gloo_process_group
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.policies.rows import Limits, Row, Snapshot
-from vllm.v1.core.sched.balance.watch import RankWatch
+from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
+from vllm.v1.core.sched.balance.rank.watch import RankWatch
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -36,18 +36,19 @@ def identity_of(parallel_config: "ParallelConfig") -> str:
 
 @cache
 def code_version() -> str:
-    """A hash of all files of this folder and those below it.
+    """A hash of all files that decide, and of those that carry it out.
 
-    All of them, because a list of those that matter would be forgotten; and their
-    bytes, because a version number does not show that somebody edited a file on one
-    host.
+    All of `core` and `rank`, because a list of those that matter would be forgotten;
+    and their bytes, because a version number does not show that somebody edited a file
+    on one host.
     """
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        content = path.read_bytes()
-        name = path.relative_to(folder).as_posix()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
+    folder = Path(__file__).parents[1]
+    for room in ("core", "rank"):
+        for path in sorted(folder.joinpath(room).rglob("*.py")):
+            content = path.read_bytes()
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
 
 

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.policies.cost import (
+from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
+from vllm.v1.core.sched.balance.core.policies.cost import (
     cost_of,
     tokens_within,
     twice_attended,
     whole_step,
 )
-from vllm.v1.core.sched.balance.policies.decision import OPEN, Decision
-from vllm.v1.core.sched.balance.reads import free_blocks, max_admitted
+from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
+from vllm.v1.core.sched.balance.rank.reads import free_blocks, max_admitted
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.group import (
-    Alone,
-    RowExchange,
-    check_identity,
-    identity_of,
-    timeout_of,
-)
-from vllm.v1.core.sched.balance.metrics import BalanceStats
-from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
-from vllm.v1.core.sched.balance.pending import PendingAges
-from vllm.v1.core.sched.balance.permit import PrefillPermit
-from vllm.v1.core.sched.balance.policies import (
+from vllm.v1.core.sched.balance.core.pending import PendingAges
+from vllm.v1.core.sched.balance.core.policies import (
     OPEN,
     SHORT_FIRST,
     Decision,
     Policy,
     create_policy,
 )
-from vllm.v1.core.sched.balance.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.policies.rows import Row, Snapshot
-from vllm.v1.core.sched.balance.policies.wishes import first_wish, wished
-from vllm.v1.core.sched.balance.reads import (
+from vllm.v1.core.sched.balance.core.policies.order import ShortFirst
+from vllm.v1.core.sched.balance.core.policies.rows import Row, Snapshot
+from vllm.v1.core.sched.balance.core.policies.wishes import first_wish, wished
+from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
+from vllm.v1.core.sched.balance.rank.group import (
+    Alone,
+    RowExchange,
+    check_identity,
+    identity_of,
+    timeout_of,
+)
+from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
+from vllm.v1.core.sched.balance.rank.reads import (
     SchedulerReads,
     keep_prefill_interval,
     limits_of,
@@ -40,7 +40,7 @@ from vllm.v1.core.sched.balance.reads import (
     num_waiting,
     put_in_order,
 )
-from vllm.v1.core.sched.balance.watch import end_with_parent
+from vllm.v1.core.sched.balance.rank.watch import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

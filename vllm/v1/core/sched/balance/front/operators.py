@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.core.sched.balance.core.policies.wishes import NAMES, next_wish
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
-from vllm.v1.core.sched.balance.policies.wishes import NAMES, next_wish
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
