@@ -22,8 +22,8 @@ from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
-from vllm.v1.core.sched.balance import front_end as module
 from vllm.v1.core.sched.balance.core.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
+from vllm.v1.core.sched.balance.front import front_end as module
 from vllm.v1.core.sched.balance.front.board import SharedBoard, create_board
 from vllm.v1.core.sched.balance.front.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest

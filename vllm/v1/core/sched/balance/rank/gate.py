@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from vllm import envs
+from vllm.fixes.orphans import end_with_parent
+from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.core.measure import Queues, RowMaker
 from vllm.v1.core.sched.balance.core.policies import (
@@ -28,19 +30,20 @@ from vllm.v1.core.sched.balance.rank.group import (
     RowExchange,
     check_identity,
     identity_of,
-    timeout_of,
 )
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
 from vllm.v1.core.sched.balance.rank.reads import (
     SchedulerReads,
-    keep_prefill_interval,
     limits_of,
     load_of,
     num_waiting,
+)
+from vllm.v1.core.sched.balance.rank.scheduler_writes import (
+    keep_prefill_interval,
+    offer,
     put_in_order,
 )
-from vllm.v1.core.sched.balance.rank.watch import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -191,7 +194,7 @@ class BalanceGate:
                 self._policies[name] = self._new_policy(name)
             self.policy = self._policies[name]
             self.policy.reset()
-        self.stats.policy = name
+        self.stats.follow(name)
 
     # Called by the engine core.
 
@@ -202,7 +205,7 @@ class BalanceGate:
 
         Front-ends can call `balance_policy` of the engine core.
         """
-        vars(core)["balance_policy"] = partial(self.tell_policy, core)
+        offer(core, "balance_policy", partial(self.tell_policy, core))
         self._exchange.start()
         if group is not None:
             self._join(group, core._send_engine_dead)
@@ -317,7 +320,10 @@ class BalanceGate:
             logger.info(
                 "Data parallel balance: policy %s instead of %s, from step %d of "
                 "wave %d on.",
-                *(name, before, step + 1, wave),
+                name,
+                before,
+                step + 1,
+                wave,
             )
 
     def tell_policy(self, core: "DPEngineCoreProc", wish: int = 0) -> dict[str, object]:
@@ -351,7 +357,7 @@ class BalanceGate:
         scheduler, permit, rows = self._scheduler, self._permit, self._rows
         if self.name in self._short_first and not rows.is_sorted:
             put_in_order(scheduler, self._order, rows.pending)
-            rows.is_sorted = True
+            self._rows.is_sorted = True
         running = scheduler.running
         decoding = [each.request_id for each in running if not each.is_prefill_chunk]
         return rows.row(

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.core.policies.cost import twice_attended
 from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.rank.reads import free_blocks, max_admitted
+from vllm.v1.core.sched.balance.rank.scheduler_writes import SetAside, pass_over
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -28,7 +29,7 @@ class PrefillPermit:
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self._set_aside: list[tuple[RequestQueue, Request]] = []
+        self._set_aside = SetAside()
         self.looked_up: dict[str, int] = {}
         """Tokens that need not be computed of waiting requests that a connector was
         asked for."""
@@ -90,9 +91,9 @@ class PrefillPermit:
         """
         own = queue is self._scheduler.waiting
         if not own and isinstance(skipped, RequestQueue):
-            skipped.prepend_request(queue.pop_request())
+            pass_over(queue, skipped)
         elif not own or self._looks_on:
-            self._set_aside.append((queue, queue.pop_request()))
+            self._set_aside.take(queue)
         else:
             return False
         return True
@@ -101,9 +102,7 @@ class PrefillPermit:
         """Ends the pass: what was taken goes back to the head of its queue."""
         if self._clipped:
             self.refusal = self._refused(self._clipped[-1][0])
-        while self._set_aside:
-            queue, request = self._set_aside.pop()
-            queue.prepend_request(request)
+        self._set_aside.put_back()
         unfinished = self._scheduler.requests
         self.looked_up = {
             name: tokens
