@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.core.sched.balance.core.policies.cost import CostLearner, StepCost
+from vllm.v1.core.sched.balance.core.policies.cost import CostFit, StepCost
 
 from ..errors import UsageError
 from ..results import read_json
@@ -19,9 +19,9 @@ OUTLYING = 3.0
 
 
 def learn(samples: Sequence[StepSample]) -> CostModel:
-    """What the learner of `adaptive` makes of the steps, and a line through decodes.
+    """What the fit of `adaptive` makes of the steps, and a line through decodes.
 
-    The learner fades, so the last hundred steps with a prefill count. Attention is not
+    The fit fades, so the last hundred steps with a prefill count. Attention is not
     in the samples, and stays 0.
     """
     decoding = [sample for sample in samples if not any(sample.prefill)]
@@ -32,17 +32,17 @@ def learn(samples: Sequence[StepSample]) -> CostModel:
         slope = statistics.linear_regression(*zip(*points, strict=True)).slope
         per_decode = max(0.0, slope)
     full = max(max(sample.prefill) for sample in samples) or 1.0
-    learner = CostLearner()
+    fit = CostFit()
     for sample in samples:
         shares = [tokens / full for tokens in sample.prefill]
-        learner.observe(
+        fit = fit.observe(
             max(LEAST_STEP, sample.seconds - per_decode * max(sample.decodes)),
             max(shares),
             statistics.fmean(shares),
             shares.count(0) / len(shares),
         )
-    assert learner.cost is not None, "a step without prefill"
-    return cost_model(learner.cost, full, per_decode)
+    assert fit.cost is not None, "a step without prefill"
+    return cost_model(fit.cost, full, per_decode)
 
 
 def cost_model(cost: StepCost, full: float, per_decode: float = 0.0) -> CostModel:
