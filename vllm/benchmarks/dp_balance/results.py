@@ -136,7 +136,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             print("-" * (sum(widths) + 2 * len(widths) - 2))
 
 
-_BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
+_CORE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance" / "core"
 
 
 def policies_fingerprint() -> str:
@@ -145,8 +145,8 @@ def policies_fingerprint() -> str:
     What carries rows and decisions is not in it, nor is the simulator: results of real
     servers carry it, too.
     """
-    paths = sorted((_BALANCE / "policies").glob("*.py"))
-    paths += [_BALANCE / "dispatch.py", _BALANCE / "pending.py"]
+    paths = sorted((_CORE / "policies").glob("*.py"))
+    paths += [_CORE / "dispatch.py", _CORE / "pending.py"]
     return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
 
 
