@@ -40,10 +40,6 @@ def groups(cells: Iterable[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
     return found
 
 
-FIGURES = "median and ninth tenth, us"
-"""Of a part of the costs."""
-
-
 def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
     """One figure of a policy."""
     return float(cell["policies"][policy][name])
@@ -443,35 +439,7 @@ def real_costs(results: Results) -> Rows:
     return rows
 
 
-# ---- Costs, and how it was made
-
-
-def costs_hosts(results: Results) -> Rows:
-    """A step between hosts with balance off, and by how much others are longer."""
-    found: dict[str, dict[str, float]] = {}
-    for what, (median, _) in results["costs"]["hosts"][FIGURES].items():
-        *place, kind = what.split(", ", 3)
-        found.setdefault(", ".join(place), {})[kind] = median
-    kinds = [*dict.fromkeys(kind for of in found.values() for kind in of)][1:]
-    rows: Rows = [["scheduling, hosts, delay", "`off`, ms", *kinds]]
-    for place, of in found.items():
-        more = [f"{of[k] / of['off'] - 1:+.1%}" if k in of else "" for k in kinds]
-        rows.append([place, f"{of['off'] / 1e3:.1f}", *more])
-    return rows
-
-
-def costs(part: str) -> Callable[[Results], Rows]:
-    """Of one part, in microseconds."""
-
-    def table(results: Results) -> Rows:
-        rows: Rows = [["", "median, µs", "ninth tenth"]]
-        found = results["costs"][part][FIGURES]
-        rows += [
-            [what, *(f"{each:g}" for each in pair)] for what, pair in found.items()
-        ]
-        return rows
-
-    return table
+# ---- How it was made
 
 
 def made(results: Results) -> Rows:
@@ -484,7 +452,6 @@ def made(results: Results) -> Rows:
         rows.append([name, python, version["balance"]])
     if head := results.get("real"):
         rows.append(["real", head["machine"], head["versions"]["balance"]])
-    rows += [[f"costs: {n}", x["made"], ""] for n, x in results["costs"].items()]
     return rows
 
 
@@ -493,9 +460,9 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
     for each in (
         *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
         *(deployments, devices, published, baselines, agents, roles),
-        *(real, real_costs, costs_hosts, made),
+        *(real, real_costs, made),
     )
-} | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}
+}
 
 
 def markdown(rows: Rows) -> str:

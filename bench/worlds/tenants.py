@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/unit/helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import pure_vllm  # noqa: F401  before vllm
 
@@ -129,7 +129,7 @@ class Sent:
         ]
 
 
-class Figures(NamedTuple):
+class TenantTimes(NamedTuple):
     """Of one tenant, in seconds."""
 
     mean: float
@@ -159,7 +159,7 @@ def serve(world, policy, seed=0):
         if of:
             mean = statistics.fmean(each.done - each.sent for each in of)
             tails = (percentile(waits, share) for share in (0.5, 0.99))
-            found[who] = Figures(mean, *tails, len(of))
+            found[who] = TenantTimes(mean, *tails, len(of))
     return found
 
 

@@ -13,8 +13,8 @@ from vllm.v1.core.sched.balance.core.policies import ALONE
 
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
 from .errors import UsageError
-from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
-from .policies import OWN, RIVALS, PolicySpec, make_controller
+from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
+from .policies import OWN, PolicySpec, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
@@ -36,8 +36,7 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `policies_from` and `scenario_from` read."""
     add = parser.add_argument
-    text = f"Any of {', '.join(OWN)}, and rules of other engines: {', '.join(RIVALS)} "
-    text += "(N steps). Parameters follow a colon: cap:margin=1. "
+    text = f"Any of {', '.join(OWN)}. Parameters follow a colon: cap:margin=1. "
     text += f"Default: {' '.join(OWN)}; of one rank: off adaptive."
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "Specify to disable tqdm progress bar."
@@ -60,16 +59,10 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     text = "With speculation, for each draft the chance that it and those before it "
     text += "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6."
     add("--synthetic-acceptance-rates", metavar="RATE,...", help=text)
-    add(
-        "--load-balancer",
-        choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
-        default=AS_SERVED,
-        help="as-served: by prompt tokens for the policies of a server, or by context "
-        "on a decode instance; that of vLLM 0.23 for off and for other projects' "
-        "rules. Or one for all: vLLM's own, by "
-        "version, or a router that does not look at the ranks (skewed draws some more "
-        "often), keeps sessions together, or knows all; or of other engines.",
-    )
+    text = "as-served: aware of prefixes for the policies of a server, or by context "
+    text += "on a decode instance; that of vLLM 0.23 for off. Or one for all."
+    balancers = (AS_SERVED, *LOAD_BALANCERS)
+    add("--load-balancer", choices=balancers, default=AS_SERVED, help=text)
     text = "Default: one per rank, as of `vllm serve`."
     add("--api-server-count", "-asc", type=whole(1, MOST_RANKS), help=text)
 

@@ -28,8 +28,8 @@ from vllm.v1.core.sched.balance.core.policies.cost import (
     whole_step,
 )
 
-from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
+from .counts import RankCounts
 from .decodes import Decodes, DraftedDecodes
 from .kv_cache import Blocks
 from .limits import RankLimits, blocks_of

@@ -15,7 +15,7 @@ from vllm.benchmarks.dp_balance.results import (
     write_json,
 )
 
-from test_dp_balance_input import run
+from verbs import run
 
 SMALL = [
     *("--num-prompts", "60", "--data-parallel-size", "2"),

@@ -17,7 +17,7 @@ from vllm.benchmarks.dp_balance.step_time.model import CostModel
 from vllm.benchmarks.dp_balance.step_time.steps import StepSample, read_server_logs
 
 from small_server import answering
-from test_dp_balance_input import run
+from verbs import run
 
 COST = CostModel(t0=0.036, a=4e-4, b=2e-4, c=0.03, noise=0.05)
 

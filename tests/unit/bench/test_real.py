@@ -3,15 +3,11 @@
 import json
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-
 import real
 import tables
-
 from balance_tools.demo import ranks
 
 VLLM = '''#!{python}
