@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
+from vllm.benchmarks.dp_balance import recommend, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.results import read_json
 
@@ -73,8 +73,8 @@ def test_an_option_that_changes_nothing_is_refused(options):
 
 def test_constants_are_of_one_place(capsys):
     with pytest.raises(SystemExit):
-        run(simulate, "--cost-from", "x", "--calibration", "x")
-    assert "--calibration: not allowed with argument --cost-from" in (
+        run(simulate, "--cost-from", "x", "--cost-preset", "a3-dp4-tp4")
+    assert "--cost-preset: not allowed with argument --cost-from" in (
         capsys.readouterr().err
     )
 
@@ -121,7 +121,10 @@ def test_what_would_never_end_is_refused():
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
         ("--request-rate 1e-6", "requests are sent for .*e.09 s; at most 1e.09 can be"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
-        ("--calibration missing.json", "missing.json: cannot be read"),
+        (
+            "--cost-from missing.json",
+            "--cost-from missing.json: is no file, and no add",
+        ),
     ],
 )
 def test_option(arguments, message):
@@ -130,36 +133,12 @@ def test_option(arguments, message):
 
 
 def test_file_of_another_version_or_kind(tmp_path):
-    said = {"format": "dp-balance calibrate", "format_version": 99}
+    said = {"format": "dp-balance trial", "format_version": 99}
     (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=r"version 1 \(it says .*99\]"):
-        read_json(path, "calibrate")
+        read_json(path, "trial")
     with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
         read_json(path, "simulate")
-
-
-COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
-
-
-@pytest.mark.parametrize(
-    ("cost", "message"),
-    [
-        *((each, "has no cost model") for each in (None, {}, {"t0": 1}, 3)),
-        (COST | {"phi": 7}, "result.json: cost model: phi is 7"),
-        (COST | {"a": True}, "result.json: cost model: a is True"),
-    ],
-)
-def test_calibration_without_constants(cost, message, tmp_path):
-    said = {"format": "dp-balance calibrate", "format_version": 1, "cost": cost}
-    (path := tmp_path / "result.json").write_text(json.dumps(said))
-    with pytest.raises(UsageError, match=message):
-        run(simulate, "--calibration", str(path))
-
-
-def test_calibrate(tmp_path):
-    (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
-    with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
-        run(calibrate, "-dp", "2", "--server-log", str(path))
 
 
 def test_recommend():

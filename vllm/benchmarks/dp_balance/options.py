@@ -7,11 +7,11 @@ import sys
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from vllm.v1.core.sched.balance.core.policies import ALONE
 
 from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
+from .cost_from import cost_of
 from .errors import UsageError
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
 from .policies import OWN, PolicySpec, make_controller
@@ -24,9 +24,8 @@ from .requests.trace_options import (
     workload_from,
 )
 from .requests.workload import LENGTH_HELP
-from .results import FORMAT_VERSION, read_json, versions, write_json
+from .results import FORMAT_VERSION, versions, write_json
 from .scenario import ROLES, Scenario
-from .step_time.learned import cost_of_server
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 
@@ -86,14 +85,13 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         help="Constants estimated from public operator timings, by device, data and "
         "tensor parallel size; the default is fitted to vllm-ascend #5212.",
     )
-    text = "Constants that `vllm bench dp-balance calibrate` saved."
-    add("--calibration", type=Path, help=text)
     text = "A server that has served a load with adaptive, or the report.json of a "
-    text += "trial: constants as learned there, for its --max-num-batched-tokens."
+    text += "trial: constants as learned there, for its --max-num-batched-tokens. Or "
+    text += "what simulate or recommend saved: constants as they were there."
     add("--cost-from", metavar="URL|FILE", help=text)
     add = group.add_argument
     text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-    text += "--calibration, --cost-from or --cost-preset."
+    text += "--cost-from or --cost-preset."
     add("--cost", metavar="NAME=SECONDS,...", help=text)
     text = "Whether the server schedules a step before the one before it has ended."
     yes_or_no = argparse.BooleanOptionalAction
@@ -198,24 +196,14 @@ def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def cost_from(args: argparse.Namespace) -> CostModel:
-    """The cost model of --cost-preset, --calibration or --cost-from, and --cost.
+    """The cost model of --cost-preset or --cost-from, and --cost.
 
     Raises:
         UsageError: one of the options is not valid.
     """
     changes = _cost_changes(args.cost)
     if args.cost_from is not None:
-        cost = cost_of_server(args.cost_from, args.max_num_batched_tokens)
-    elif args.calibration is not None:
-        document: Any = read_json(args.calibration, "calibrate")
-        try:
-            cost = CostModel(**document["cost"])
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{args.calibration}: has no cost model; calibrate again."
-            ) from None
-        except UsageError as error:
-            raise UsageError(f"{args.calibration}: {error}") from None
+        cost = cost_of(args.cost_from, args.max_num_batched_tokens)
     else:
         cost = PRESETS[args.cost_preset]
     return replace(cost, **changes)

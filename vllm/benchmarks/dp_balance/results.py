@@ -182,8 +182,8 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def read_json(path: Path, kind: str) -> dict[str, object]:
-    """Reads a document of that kind that `write_json` wrote.
+def read_json(path: Path, *kinds: str) -> dict[str, object]:
+    """Reads a document of one of the kinds that `write_json` wrote.
 
     Raises:
         UsageError: the file cannot be read, or is of another kind or version.
@@ -195,9 +195,10 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
     found = [document.get(key) for key in ("format", "format_version")]
-    if found != [f"dp-balance {kind}", FORMAT_VERSION]:
+    if found not in [[f"dp-balance {kind}", FORMAT_VERSION] for kind in kinds]:
         raise UsageError(
-            f"{path}: not a file of `vllm bench dp-balance {kind}`, version "
-            f"{FORMAT_VERSION} (it says {found}). Make it again with this vLLM."
+            f"{path}: not a file of `vllm bench dp-balance {' or '.join(kinds)}`, "
+            f"version {FORMAT_VERSION} (it says {found}). Make it again with this "
+            "vLLM."
         )
     return document

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How long the ranks' common step takes, from what each of them computes.
 
-The options, `calibrate` and `CostModel` say seconds per token. `adaptive` and the pages
+The options and `CostModel` say seconds per token. `adaptive` and the pages
 say the same in seconds per full step of N tokens (`max_num_batched_tokens`):
 
 =========================================== ============================
