@@ -1,4 +1,4 @@
-"""What is simulated: regimes, one rank, deployments of upstream, agents, single roles.
+"""What is simulated: regimes, no barrier, one rank, deployments, agents, single roles.
 
 Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
 dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
@@ -20,6 +20,8 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_t
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+
+from no_barrier import without_barrier
 
 FOLDER = Path(__file__).parent
 TRACES = FOLDER / "traces"
@@ -103,6 +105,12 @@ WINDOWS = (
     *(Window(*MOONCAKE, first, 600) for first in (700, 3600)),
 )
 """No constant was chosen on them."""
+UNSEEN = (
+    *(Window(*CODE, first, 1500) for first in (0, 3000, 4450)),
+    *(Window(*CONV, first, 1500) for first in (0, 4600, 6200, 7800, 9400)),
+    *(Window(*MOONCAKE, first, 600) for first in (0, 1350, 1950, 2550, 3000)),
+)
+"""By which nothing was judged before it was settled."""
 FIRST, LONGER = WINDOWS[::2], [Window(*each, 100, 4096) for each in (CODE, CONV)]
 FILLING = 256
 """Slots of a rank whose cache fills long before they are in use."""
@@ -208,6 +216,22 @@ def regimes() -> Iterator[Cell]:
             labels = {"regime": name, "of": of, "first": phi, "load": None}
             scenario = drawn(workload, 4, replace(cost, phi=phi), blocks)
             yield Cell(labels, scenario, policies, (2, 4))
+
+
+# ---- No barrier
+
+VARIANTS["off, no barrier"] = "off", {"cost": without_barrier(USUAL.cost)}
+
+
+def barrier() -> Iterator[Cell]:
+    """Unseen windows in the first regime, and what the same ranks would do without."""
+    regime = USUAL._replace(windows=UNSEEN)
+    policies = "off", "adaptive", "off, no barrier"
+    for window in regime.windows:
+        for load in regime.loads:
+            labels = {"of": window.trace, "first": window.first, "load": load}
+            scenario, rate = regime.scenario(window), window.rate()
+            yield Cell(labels, scenario, policies, (0,), load, rate)
 
 
 # ---- One rank
@@ -466,6 +490,7 @@ def agents() -> Iterator[Cell]:
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
+    "barrier": barrier,
     "one_rank": one_rank,
     "deployments": deployments,
     "published": published,
