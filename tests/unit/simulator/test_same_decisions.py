@@ -1,6 +1,6 @@
 """Decisions are the same on every host: what IEEE 754 fixes does not depend on Python.
 
-Recorded is a hash of all decisions, and of all bits of what was learned, on two
+Recorded is a hash of all decisions, and of all bits of what was learned, on three
 simulated servers; lengths and times of the requests are read, not drawn, because C
 libraries differ in logarithms. If the policies were changed on purpose, put the new
 hash here once it is the same on two Pythons.
@@ -33,12 +33,23 @@ SERVED = {
         Workload(40, "20000", "400"),
         ClientTraffic(max_concurrency=10),
     ),
+    "a full cache": Scenario(
+        RankLimits(4, 32, 4096, kv_blocks=700),
+        A2,
+        Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
+        ClientTraffic(self_timed=True, rate_multiplier=9.0),
+        async_scheduling=True,
+    ),
 }
 REASONS = {
     *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
     "waiting_cost",
 }
-RECORDED = {"a trace": "17283d1c3b639e75", "long prompts": "b1205ac84d45f51b"}
+RECORDED = {
+    "a trace": "17283d1c3b639e75",
+    "long prompts": "b1205ac84d45f51b",
+    "a full cache": "85719c9cb74abbfb",
+}
 
 
 class Recording:
