@@ -46,7 +46,10 @@ RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""
 MEASURED = (
-    *("output_throughput", "mean_tpot_ms", "median_ttft_ms", "p99_ttft_ms"),
+    "output_throughput",
+    "mean_tpot_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
     "mean_e2el_ms",
 )
 """Of `Metrics`, of the whole run."""

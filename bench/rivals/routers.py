@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, cycle
 
-from vllm.benchmarks.dp_balance.front_end.load_balancer import (
+from vllm.benchmarks.dp_balance.front_end.backends import (
     FIRST,
     ApiServer,
     Backends,

@@ -22,7 +22,7 @@ import pure_vllm  # noqa: F401  before vllm
 
 # isort: split
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.front_end.load_balancer import Backends, LoadBalancer
+from vllm.benchmarks.dp_balance.front_end.backends import Backends, LoadBalancer
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
     BY_COUNTS,
     BY_TOKENS,

@@ -31,8 +31,15 @@ seconds that are added to the second."""
 SECONDS, MOST = 300, 8000
 """For which they send, and requests of both."""
 PROMPTS = (
-    *("1", "16", "200", "2000", "8000", "32000", "uniform:1:20"),
-    *("lognormal:2000:0.8:60000", "lognormal:160:1:60000"),
+    "1",
+    "16",
+    "200",
+    "2000",
+    "8000",
+    "32000",
+    "uniform:1:20",
+    "lognormal:2000:0.8:60000",
+    "lognormal:160:1:60000",
 )
 ANSWERS = "1", "2", "50", "1000", "lognormal:160:1:4000"
 OTHERS = "lognormal:2000:0.8:60000", "lognormal:180:0.6:2000"

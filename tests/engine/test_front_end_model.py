@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.front_end.load_balancer import (
+from vllm.benchmarks.dp_balance.front_end.backends import (
     FIRST,
     ApiServer,
     Backends,

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from vllm.benchmarks.dp_balance.front_end.load_balancer import Backends
+from vllm.benchmarks.dp_balance.front_end.backends import Backends
 from vllm.benchmarks.dp_balance.rank.counts import RankCounts
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits

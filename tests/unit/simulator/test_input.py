@@ -10,9 +10,14 @@ from vllm.benchmarks.dp_balance.results import read_json
 from verbs import run
 
 NAMED = (
-    *("--output-len uniform:9:3", "--output-len lognormal:9", "--cost t0=fast"),
-    *("--input-len 1e18", "--input-len lognormal:9:999", "--output-len normal:9:1e300"),
-    *("--policy cap:margin=nan", "--policy adaptive:window=inf"),
+    "--output-len uniform:9:3",
+    "--output-len lognormal:9",
+    "--cost t0=fast",
+    "--input-len 1e18",
+    "--input-len lognormal:9:999",
+    "--output-len normal:9:1e300",
+    "--policy cap:margin=nan",
+    "--policy adaptive:window=inf",
 )
 """Options that are named as they were given."""
 NUMBERS = {

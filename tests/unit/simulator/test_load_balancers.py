@@ -3,7 +3,7 @@
 import json
 import random
 
-from vllm.benchmarks.dp_balance.front_end.load_balancer import Backends
+from vllm.benchmarks.dp_balance.front_end.backends import Backends
 from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic

@@ -42,7 +42,12 @@ SERVED = {
     ),
 }
 REASONS = {
-    *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
+    "decodes_first",
+    "gain",
+    "hold_bound",
+    "idle",
+    "learn",
+    "losing",
     "waiting_cost",
 }
 RECORDED = {

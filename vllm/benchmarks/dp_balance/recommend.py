@@ -10,11 +10,8 @@ from .arguments import real
 from .errors import UsageError
 from .options import add_result_args, add_scenario_args, policies_from
 from .policies import server_options
-from .results import PolicyResult, unsteady
+from .results import WORTHWHILE, PolicyResult, unsteady
 from .simulate import compare_from
-
-WORTHWHILE = 0.02
-"""Requests must end this share earlier; less does not pay for another moving part."""
 
 
 def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str:

@@ -17,6 +17,8 @@ from .metrics import Metrics
 
 FORMAT_VERSION = 1
 """Of the files written here; raised when a reader of old files would misread them."""
+WORTHWHILE = 0.02
+"""Requests must end this share earlier; less does not pay for another moving part."""
 
 
 @dataclass(frozen=True)

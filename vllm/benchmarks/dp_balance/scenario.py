@@ -12,7 +12,7 @@ from vllm.v1.core.sched.balance.core.policies import POLICIES, SHORT_FIRST
 
 from .errors import UsageError
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancer import Backends, MakeBalancers
+from .front_end.backends import Backends, MakeBalancers
 from .front_end.load_balancers import LOAD_BALANCERS, load_balancer_of
 from .loop import Cluster, Device, Leave, Run, StepRecord
 from .metrics import Metrics, measure

@@ -22,7 +22,7 @@ from ..rank.counts import Counts
 from ..rank.kv_cache import Chunks
 from ..rank.limits import BLOCK_SIZE
 from ..requests.request import SimRequest
-from .load_balancer import (
+from .backends import (
     FIRST,
     ApiServer,
     Backends,
@@ -94,13 +94,13 @@ class Host:
             chunk = chunk_tokens(BLOCK_SIZE)
             cache = blocks * BLOCK_SIZE // chunk, chunk
         board = Board()
-        self.servers: list[BalanceDispatch] = []
+        self.servers: list[ModelledDispatch] = []
         for server in backends.servers:
             own = _HostBoard(server, board)
             dispatch = Dispatch(backends.ranks, backends.slots, weights, own, *cache)
             if self.servers:
                 dispatch.memories = self.servers[0].dispatch.memories
-            self.servers.append(BalanceDispatch(self, dispatch))
+            self.servers.append(ModelledDispatch(self, dispatch))
 
     def count_answers(self) -> None:
         """Counts what has come of all answers, if that counts."""
@@ -109,7 +109,7 @@ class Host:
                 each.count_answers(self.output_tokens)
 
 
-class BalanceDispatch(LoadBalancer):
+class ModelledDispatch(LoadBalancer):
     """Balance scheduling's own, in one API server."""
 
     def __init__(self, host: Host, dispatch: Dispatch) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a load balancer is told, and what it is asked."""
+"""What a load balancer knows of the ranks, is told, and is asked."""
 
 import random
 from collections.abc import Callable, Sequence
