@@ -1,24 +1,23 @@
 """Bad input to `vllm bench dp-balance` gets one clear error each."""
 
-import argparse
 import json
 
 import pytest
-from vllm.benchmarks.dp_balance import calibrate, recommend, simulate
+from vllm.benchmarks.dp_balance import recommend, simulate
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.results import read_json
 
-
-def run(module: object, *arguments: str) -> None:
-    parser = argparse.ArgumentParser()
-    module.add_cli_args(parser)  # type: ignore[attr-defined]
-    module.main(parser.parse_args(arguments))  # type: ignore[attr-defined]
-
+from verbs import run
 
 NAMED = (
-    *("--output-len uniform:9:3", "--output-len lognormal:9", "--cost t0=fast"),
-    *("--input-len 1e18", "--input-len lognormal:9:999", "--output-len normal:9:1e300"),
-    *("--policy cap:margin=nan", "--policy adaptive:window=inf"),
+    "--output-len uniform:9:3",
+    "--output-len lognormal:9",
+    "--cost t0=fast",
+    "--input-len 1e18",
+    "--input-len lognormal:9:999",
+    "--output-len normal:9:1e300",
+    "--policy cap:margin=nan",
+    "--policy adaptive:window=inf",
 )
 """Options that are named as they were given."""
 NUMBERS = {
@@ -79,8 +78,8 @@ def test_an_option_that_changes_nothing_is_refused(options):
 
 def test_constants_are_of_one_place(capsys):
     with pytest.raises(SystemExit):
-        run(simulate, "--cost-from", "x", "--calibration", "x")
-    assert "--calibration: not allowed with argument --cost-from" in (
+        run(simulate, "--cost-from", "x", "--cost-preset", "a3-dp4-tp4")
+    assert "--cost-preset: not allowed with argument --cost-from" in (
         capsys.readouterr().err
     )
 
@@ -94,8 +93,8 @@ def test_what_would_never_end_is_refused():
     ("arguments", "message"),
     [
         *((given, given) for given in NAMED),
-        ("--policy best", "--policy best: unknown; choose from off, cap"),
-        ("--policy sglang-0", "--policy sglang-0: unknown"),
+        ("--policy best", "--policy best: invalid choice; choose from off, cap"),
+        ("--policy sglang-30", "--policy sglang-30: invalid choice; .* adaptive.$"),
         ("--policy cap:margin", "--policy cap:margin: 'margin' is not PARAMETER=NUMB"),
         ("--policy off:", "--policy off:: '' is not PARAMETER=NUMBER"),
         ("--policy cap:margin=1,margin=2", "'margin=2' is not .*, each once"),
@@ -118,7 +117,6 @@ def test_what_would_never_end_is_refused():
             "--synthetic-acceptance-rates 1",
             "--max-num-batched-tokens 9: not enough for 9 requests with their drafts",
         ),
-        ("--policy atom:x=1", "--policy atom:x=1: atom has no parameters"),
         ("--input-len many", "--input-len many: not a distribution"),
         ("--cost t9=1", "--cost t9=1: give NAME=NUMBER"),
         ("--cost t0=1,t0=2", "--cost t0=2: give NAME=NUMBER, each once"),
@@ -128,7 +126,10 @@ def test_what_would_never_end_is_refused():
         ("--dataset-path missing.jsonl", "missing.jsonl: cannot be read"),
         ("--request-rate 1e-6", "requests are sent for .*e.09 s; at most 1e.09 can be"),
         ("--dataset-name timed_trace", "give its --dataset-path"),
-        ("--calibration missing.json", "missing.json: cannot be read"),
+        (
+            "--cost-from missing.json",
+            "--cost-from missing.json: is no file, and no add",
+        ),
     ],
 )
 def test_option(arguments, message):
@@ -137,42 +138,17 @@ def test_option(arguments, message):
 
 
 def test_file_of_another_version_or_kind(tmp_path):
-    said = {"format": "dp-balance calibrate", "format_version": 99}
+    said = {"format": "dp-balance trial", "format_version": 99}
     (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=r"version 1 \(it says .*99\]"):
-        read_json(path, "calibrate")
+        read_json(path, "trial")
     with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
         read_json(path, "simulate")
 
 
-COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
-
-
-@pytest.mark.parametrize(
-    ("cost", "message"),
-    [
-        *((each, "has no cost model") for each in (None, {}, {"t0": 1}, 3)),
-        (COST | {"phi": 7}, "result.json: cost model: phi is 7"),
-        (COST | {"a": True}, "result.json: cost model: a is True"),
-    ],
-)
-def test_calibration_without_constants(cost, message, tmp_path):
-    said = {"format": "dp-balance calibrate", "format_version": 1, "cost": cost}
-    (path := tmp_path / "result.json").write_text(json.dumps(said))
-    with pytest.raises(UsageError, match=message):
-        run(simulate, "--calibration", str(path))
-
-
-def test_calibrate(tmp_path):
-    (path := tmp_path / "some.log").write_text("INFO nothing of interest\n")
-    with pytest.raises(UsageError, match="--enable-logging-iteration-details"):
-        run(calibrate, "-dp", "2", "--server-log", str(path))
-
-
 def test_recommend():
-    for policy in ("sglang-2", "cap:margin=3"):
-        with pytest.raises(UsageError, match=f"--policy {policy}: a server has off, c"):
-            run(recommend, "--policy", policy)
+    with pytest.raises(UsageError, match="--policy cap:margin=3: a server has off, c"):
+        run(recommend, "--policy", "cap:margin=3")
     with pytest.raises(UsageError, match="name a policy to compare it with"):
         run(recommend, "--policy", "off")
 

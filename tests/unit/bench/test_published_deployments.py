@@ -11,7 +11,7 @@ import pytest
 import tomlkit
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FACTS = ROOT / "bench" / "deployments.tsv"
 LOCKS = {
     "0.23.0.post1": ROOT / "upstream.toml",

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a load balancer is told, and what it is asked."""
+"""What a load balancer knows of the ranks, is told, and is asked."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..rank.counts import Counts
 from ..requests.request import SimRequest
-from .coordinator import Counts
 
 CachedTokens = Callable[[int, SimRequest], int]
 """Tokens of a request that a rank, by number, has in its KV cache now."""
@@ -24,6 +25,27 @@ class ApiServer:
 
 
 FIRST = ApiServer()
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The ranks, as far as those who send requests to them may know them."""
+
+    ranks: int
+    rng: random.Random
+    """For who draws ranks."""
+    api_servers: int = 1
+    slots: int = 1
+    """Requests that a rank runs at a time."""
+    kv_blocks: int | None = None
+    """Of the KV cache of a rank; None if it never fills."""
+    cached_tokens: CachedTokens = lambda rank, request: 0
+    output_tokens: OutputTokens = lambda request: 0
+
+    @property
+    def servers(self) -> Sequence[ApiServer]:
+        """The API servers that send to them."""
+        return [ApiServer(index, self.api_servers) for index in range(self.api_servers)]
 
 
 class LoadBalancer:
@@ -48,3 +70,7 @@ class LoadBalancer:
 
     def finished(self, request: SimRequest) -> None:
         """A request of this front-end ended."""
+
+
+MakeBalancers = Callable[[Backends], Sequence[LoadBalancer]]
+"""Makes the load balancer of each API server; a router in front is the same for all."""

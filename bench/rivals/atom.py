@@ -1,5 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """ATOM's coalescer: a prefill waits until all ranks together fill a step well enough.
 
 Written from its description (#1611, on by default there with several ranks), with its

@@ -1,18 +1,64 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What others have instead of a load balancer in each API server: one for all of them.
+"""Who chooses ranks but the front-ends of this distribution.
 
-Routers in front that do not look at the ranks, or keep sessions together, and the
-dispatch of other engines, which looks into the ranks' KV caches.
+The load balancer of a later vLLM, routers in front of all API servers that do not look
+at the ranks or keep sessions together, and the dispatch of another engine, which looks
+into the ranks' KV caches.
 """
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, cycle
 
-from ..requests.request import SimRequest
-from .load_balancer import CachedTokens, LoadBalancer
+from vllm.benchmarks.dp_balance.front_end.backends import (
+    FIRST,
+    ApiServer,
+    Backends,
+    CachedTokens,
+    LoadBalancer,
+    MakeBalancers,
+)
+from vllm.benchmarks.dp_balance.rank.counts import Counts, RankCounts
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+
+
+class Balancer030(LoadBalancer):
+    """The load balancer of vLLM 0.30 to 0.33.
+
+    The least of the greater of own requests in flight times the API servers and
+    published counts, more for a queue on a rank whose KV cache is more than half full;
+    scanned from a rank that moves on.
+    """
+
+    def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
+        self._server = server
+        self._counts = [RankCounts(0, 0)] * ranks
+        self._in_flight = [0] * ranks
+        self._start = ranks * server.index // server.count
+
+    def publish(self, counts: Counts) -> None:
+        """Forgets what was counted locally since the last time."""
+        self._counts = list(counts)
+
+    def _score(self, rank: int) -> float:
+        waiting, running, usage = self._counts[rank]
+        load = max(self._server.count * self._in_flight[rank], waiting + running)
+        return load + waiting * 6.0 * max(0.0, usage - 0.5)
+
+    def choose(self, request: SimRequest) -> int:
+        """Counts the request until the next `publish`, and as in flight."""
+        ranks = len(self._counts)
+        scan = [(self._start + i) % ranks for i in range(ranks)]
+        rank = min(scan, key=self._score)
+        count = self._counts[rank]
+        self._counts[rank] = count._replace(waiting=count.waiting + self._server.count)
+        self._in_flight[rank] += 1
+        self._start = (self._start + 1) % ranks
+        return rank
+
+    def finished(self, request: SimRequest) -> None:
+        """Seen at once: the responses pass the same front-end."""
+        self._in_flight[request.rank] -= 1
 
 
 class BlindBalancer(LoadBalancer):
@@ -106,3 +152,34 @@ class DealByPrefix(LoadBalancer):
         """It no longer counts."""
         self._counts[request.rank] -= 1
         self._tokens[request.rank] -= self._loads.pop(request.index)
+
+
+def one_for_all(make: Callable[[Backends], LoadBalancer]) -> MakeBalancers:
+    """A router in front: all API servers have the same."""
+    return lambda backends: [make(backends)] * backends.api_servers
+
+
+def _round_robin(backends: Backends) -> LoadBalancer:
+    return BlindBalancer(cycle(range(backends.ranks)).__next__)
+
+
+def _skewed(backends: Backends) -> LoadBalancer:
+    ranks, rng = range(backends.ranks), backends.rng
+    weights = list(accumulate((i + 1) ** -0.5 for i in ranks))
+    return BlindBalancer(lambda: rng.choices(ranks, cum_weights=weights)[0])
+
+
+ROUTERS: Mapping[str, MakeBalancers] = {
+    "0.30": lambda backends: [
+        Balancer030(backends.ranks, server) for server in backends.servers
+    ],
+    "round-robin": one_for_all(_round_robin),
+    "skewed": one_for_all(_skewed),
+    "session-affinity": one_for_all(lambda backends: SessionAffinity(backends.ranks)),
+    "trtllm-kv-aware": one_for_all(
+        lambda backends: DealByPrefix(
+            backends.ranks, backends.slots, backends.cached_tokens
+        )
+    ),
+}
+"""By name; "skewed" draws ranks, the i-th as often as 1 / √i."""

@@ -17,7 +17,7 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import CostModel
 
-RUN = Path(__file__).parents[2] / "bench" / "traces" / "real_run" / "requests.jsonl"
+RUN = Path(__file__).parents[3] / "bench" / "traces" / "real_run" / "requests.jsonl"
 FITTED = CostModel(t0=0.0203317, a=1.90905e-4, b=3.56502e-5, c=0.0154643, phi=0.6)
 TOLERANCES = {"tok/s": 0.03, "TTFT": 0.08, "TPOT": 0.03, "e2e": 0.03}
 

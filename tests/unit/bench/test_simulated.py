@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-
 import simulated
 import tables
 from grids import Cell, RankLimits, Regime, Window
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def cells():

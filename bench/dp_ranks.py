@@ -6,7 +6,7 @@ import queue
 from vllm.engine.arg_utils import EngineArgs
 
 from dp_loop import LoopEngine, Trace, run_rank
-from vllm_server import free_port
+from ports import free_port
 
 QUIET_S = 120
 """Whoever says nothing for so long hangs."""

@@ -1,5 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The exhaustive cycle of EB(k*) (2606.00516), carried over from one engine to ranks.
 
 Decode until k slots of N are free, then prefill what is pending: the best k ends most

@@ -1,5 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """SGLang's prefill delayers, the first one and that of 0.5.23.
 
 While only some ranks can prefill, both hold for at most N passes. While all can, that

@@ -1,6 +1,6 @@
 """Decisions are the same on every host: what IEEE 754 fixes does not depend on Python.
 
-Recorded is a hash of all decisions, and of all bits of what was learned, on two
+Recorded is a hash of all decisions, and of all bits of what was learned, on three
 simulated servers; lengths and times of the requests are read, not drawn, because C
 libraries differ in logarithms. If the policies were changed on purpose, put the new
 hash here once it is the same on two Pythons.
@@ -10,16 +10,16 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from vllm.benchmarks.dp_balance import scenario
+from vllm.benchmarks.dp_balance.policies import make_controller
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
 
 A2 = replace(PRESETS["a2-dp4-tp4"], a=60e-6, c=0.0, drafter=0.0, noise=0.1)
 """As the preset was when they were recorded."""
-CODE = Path(__file__).parents[2] / "bench" / "traces" / "azure_2023_code.csv"
+CODE = Path(__file__).parents[3] / "bench" / "traces" / "azure_2023_code.csv"
 SERVED = {
     "a trace": Scenario(
         RankLimits(4, 8, 4096),
@@ -33,12 +33,28 @@ SERVED = {
         Workload(40, "20000", "400"),
         ClientTraffic(max_concurrency=10),
     ),
+    "a full cache": Scenario(
+        RankLimits(4, 32, 4096, kv_blocks=700),
+        A2,
+        Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
+        ClientTraffic(self_timed=True, rate_multiplier=9.0),
+        async_scheduling=True,
+    ),
 }
 REASONS = {
-    *("decodes_first", "gain", "hold_bound", "idle", "learn", "losing"),
+    "decodes_first",
+    "gain",
+    "hold_bound",
+    "idle",
+    "learn",
+    "losing",
     "waiting_cost",
 }
-RECORDED = {"a trace": "17283d1c3b639e75", "long prompts": "b1205ac84d45f51b"}
+RECORDED = {
+    "a trace": "17283d1c3b639e75",
+    "long prompts": "b1205ac84d45f51b",
+    "a full cache": "85719c9cb74abbfb",
+}
 
 
 class Recording:
@@ -58,16 +74,15 @@ class Recording:
         return decision
 
 
-def test_recorded_decisions_are_taken_again(monkeypatch):
-    made, original = [], scenario.make_controller
+def test_recorded_decisions_are_taken_again():
+    made = []
 
-    def recorded(*arguments):
-        made.append(Recording(original(*arguments)))
+    def recorded(in_flight):
+        made.append(Recording(make_controller("adaptive", in_flight)))
         return made[-1]
 
-    monkeypatch.setattr(scenario, "make_controller", recorded)
     for served in SERVED.values():
-        scenario.simulate(served, "adaptive", seed=1)
+        simulate(served, "adaptive", 1, controllers={"adaptive": recorded})
     texts = ["".join(one.texts).encode() for one in made]
     hashes = [hashlib.sha256(text).hexdigest()[:16] for text in texts]
     assert dict(zip(SERVED, hashes, strict=True)) == RECORDED

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 
 # Upstream's __init__ files import torch; our packages below them need only a place.
 for name in (

@@ -6,10 +6,7 @@ Of release 0.5.23, by a run of both on these states; what they decided is record
 import hashlib
 import random
 
-from vllm.benchmarks.dp_balance.rivals.sglang import (
-    RankState,
-    SGLangDelayer0523,
-)
+from rivals.sglang import RankState, SGLangDelayer0523
 
 RECORDED = "b22eb9f56959aa89577a7e43d28728743bf558a128a7a0f6fc8fd30aa05001f2"
 """SHA-256 of all decisions, a 1 for each pass in which ranks may prefill."""

@@ -6,7 +6,8 @@
 from statistics import fmean
 
 import pytest
-from tenants import MEAN, TINY, Figures, judge, serve, who_pays
+
+from tenants import MEAN, TINY, TenantTimes, judge, serve, who_pays
 
 FAST, ALL = range(100, 110), range(2000, 2300)
 
@@ -40,7 +41,7 @@ def test_who_pays_in_many_worlds():
 
 
 def test_who_pays_is_told():
-    off = {"others": Figures(10, 1, 2, 9), "tenant": Figures(5, 1, 2, 9)}
-    slower = {"others": Figures(11.5, 1, 2, 9), "tenant": Figures(5, 1, 6.5, 9)}
+    off = {"others": TenantTimes(10, 1, 2, 9), "tenant": TenantTimes(5, 1, 2, 9)}
+    slower = {"others": TenantTimes(11.5, 1, 2, 9), "tenant": TenantTimes(5, 1, 6.5, 9)}
     assert who_pays(off, off) == []
     assert who_pays(off, slower) == ["others", "tenant"]

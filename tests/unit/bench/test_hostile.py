@@ -3,13 +3,14 @@
 `judge` says what harm is. `python bench/worlds/hostile.py` judges more worlds.
 """
 
-import hostile
 import pytest
-from hostile import COSTS, Figures, Step, harms, judge, serve, wrong_costs
-from hostile_worlds import draw, parse
 from vllm.benchmarks.dp_balance.policies import OWN
 from vllm.v1.core.sched.balance.core.policies.cost import StepCost
 from vllm.v1.core.sched.balance.core.policies.decision import Decision
+
+import hostile
+from hostile import COSTS, Served, TrueStep, harms, judge, serve, wrong_costs
+from hostile_worlds import draw, parse
 
 KEPT = """
 0:review 2:first_decode+equal 1:first_decode+pinned 1:lone 2:tiny 10:starved
@@ -83,7 +84,10 @@ def test_copies_that_disagree_are_harm(monkeypatch):
 
 
 def test_wrong_costs_are_harm():
-    steps = [Step([100, 0], [0, 0], 0.04, 0.1), Step([0, 0], [0, 0], 0.04, 0.0)] * 30
+    steps = [
+        TrueStep([100, 0], [0, 0], 0.04, 0.1),
+        TrueStep([0, 0], [0, 0], 0.04, 0.0),
+    ] * 30
     right = StepCost(0.04, 0.0, own=0.1, shared=0.0)
     assert wrong_costs(right, steps, 100) == ""
     off = 2 * COSTS
@@ -93,8 +97,8 @@ def test_wrong_costs_are_harm():
 
 
 def test_a_difference_within_the_noise_is_no_harm():
-    off = [Figures(mean, 1.0, 9.0, "") for mean in (10.0, 11.0, 12.0)]
-    worse = [Figures(mean, 1.0, 9.0, "") for mean in (10.4, 11.0, 13.0)]
+    off = [Served(mean, 1.0, 9.0, "") for mean in (10.0, 11.0, 12.0)]
+    worse = [Served(mean, 1.0, 9.0, "") for mean in (10.4, 11.0, 13.0)]
     much_worse = [each._replace(mean=each.mean * 1.5, tail=9.0) for each in off]
     assert harms(off, worse) == []
     assert harms(off, much_worse) == ["mean", "tail"]

@@ -15,13 +15,12 @@ from vllm.benchmarks.dp_balance.results import (
     write_json,
 )
 
-from test_dp_balance_input import run
+from verbs import run
 
-SMALL = [
-    *("--num-prompts", "60", "--data-parallel-size", "2"),
-    *("--input-len", "800", "--output-len", "uniform:20:60"),
-    *("--max-num-seqs", "4"),
-]
+SMALL = (
+    "--num-prompts 60 --data-parallel-size 2 --max-num-seqs 4 "
+    "--input-len 800 --output-len uniform:20:60"
+)
 
 
 def result(policy: str, *e2e_ms: float, **figures: float | None) -> PolicyResult:
@@ -153,7 +152,15 @@ def test_answers_of_one_token_have_no_time_per_token(capsys):
 
 def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     options = ["--save-result", "--result-dir", str(tmp_path), "--num-seeds", "2"]
-    run(simulate, *SMALL, *options, "--result-filename", "r.json", "--policy", "off")
+    run(
+        simulate,
+        *SMALL.split(),
+        *options,
+        "--result-filename",
+        "r.json",
+        "--policy",
+        "off",
+    )
     printed = capsys.readouterr()
     assert printed.out.startswith("policy ")
     assert printed.err == "", "no progress bar unless standard error is a terminal"
@@ -164,11 +171,11 @@ def test_simulate_saves_what_is_needed_to_repeat_it(tmp_path, capsys):
     assert json.loads(text)["results"][0]["runs"][1]["completed"] == 60
 
 
-CONTEXTS = [
-    *("--num-prompts", "400", "--data-parallel-size", "4", "--api-server-count", "1"),
-    *("--input-len", "lognormal:8000:1.3:90000", "--output-len", "uniform:20:200"),
-    *("--cost-preset", "a3-dp4-tp4", "--num-seeds", "1"),
-]
+CONTEXTS = (
+    "--num-prompts 400 --data-parallel-size 4 --api-server-count 1 --num-seeds 1 "
+    "--input-len lognormal:8000:1.3:90000 --output-len uniform:20:200 "
+    "--cost-preset a3-dp4-tp4"
+)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +184,7 @@ CONTEXTS = [
 )
 def test_recommend_advises_for_a_role(role, rate, said, capsys):
     given = ("--role", role, "--request-rate", rate, "--policy", "cap", "adaptive")
-    run(recommend, *CONTEXTS, *given)
+    run(recommend, *CONTEXTS.split(), *given)
     *table, last = capsys.readouterr().out.splitlines()
     assert last.startswith("Use --data-parallel-balance")
     assert said in last
