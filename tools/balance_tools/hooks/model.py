@@ -68,6 +68,11 @@ class PatchResult:
     dropped: bool = False
 
     @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from every other patch."""
+        return self.package, self.name
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why a person must decide; empty if nobody must."""
         bad = (f"{h.path}: {h.note}" for h in self.hooks if h.status.needs_human)

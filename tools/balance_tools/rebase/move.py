@@ -15,6 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
 from balance_tools.hooks.placement import decide
+from balance_tools.rebase.merge import Undecided
 from balance_tools.series.apply import (
     SERIES,
     Files,
@@ -26,6 +27,8 @@ from balance_tools.series.apply import (
     patched_steps,
 )
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
+
+NO_CLEAR_PLACE = (Status.CONFLICT, Status.TARGET_DELETED)
 
 Own = Mapping[tuple[str, str], Patch | None]
 """By package and name, patches as a person wrote them for the new release; None is left
@@ -50,6 +53,8 @@ class Moved:
     """Of each patch that is not left out, by name; without hooks that have no place."""
     files: Files
     """What every touched file becomes."""
+    undecided: tuple[Undecided, ...]
+    """Files in which a hook has no clear place."""
 
     @property
     def status(self) -> Status:
@@ -95,6 +100,7 @@ def move_series(
     results: list[PatchResult] = []
     texts: dict[str, bytes] = {}
     now: dict[str, bytes] = {}
+    undecided: list[Undecided] = []
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
         mine = own.get(key, patch)
@@ -114,6 +120,21 @@ def move_series(
                 decide(path, base[path], patched[path], content, new.name)
                 for path, content in upstream.items()
             ]
+            undecided += [
+                Undecided(
+                    package,
+                    patch.name,
+                    path,
+                    base[path],
+                    patched[path],
+                    content,
+                    (old.name, new.name),
+                )
+                for (path, content), verdict in zip(
+                    upstream.items(), found, strict=True
+                )
+                if content is not None and verdict.status in NO_CLEAR_PLACE
+            ]
         else:
             found = [_apply(file, upstream[file.path], mine) for file in mine.files]
         files = {one.path: one.content for one in found if one.content is not None}
@@ -126,7 +147,9 @@ def move_series(
         if mine is patch and not status.needs_human:
             status = _how_much(patch, raw)
         results.append(PatchResult(*key, status, hooks, notes))
-    return Moved(package, series, old, new, tuple(results), texts, now)
+    return Moved(
+        package, series, old, new, tuple(results), texts, now, tuple(undecided)
+    )
 
 
 def _read(tree: Path, now: Files, path: str) -> bytes | None:
