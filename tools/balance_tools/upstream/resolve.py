@@ -9,7 +9,7 @@ from dataclasses import replace
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index, Link, RefusedError
+from balance_tools.upstream.index import Index, Link, SourceError
 from balance_tools.upstream.lock import Artifact, Lock
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -55,7 +55,7 @@ def all_links(index: Index, project: str) -> list[Link]:
     for source in index.sources:
         try:
             links = index.links(source, project)
-        except RefusedError as problem:
+        except SourceError as problem:
             raise ToolError(
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
@@ -107,7 +107,7 @@ def artifact_of_link(index: Index, link: Link) -> Artifact:
                         size += len(chunk)
                         digest.update(chunk)
                     sha256 = digest.hexdigest()
-    except RefusedError as problem:
+    except SourceError as problem:
         raise ToolError(
             f"{link.filename}: expected its size from {link.source}, found that "
             f"{problem}; check the network and run this again"
