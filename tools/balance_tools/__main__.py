@@ -30,8 +30,15 @@ COMMANDS = {
 }
 EXIT_ERROR = 1
 OF_THE_DISK = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
 }
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 

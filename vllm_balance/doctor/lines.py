@@ -44,7 +44,9 @@ Said = Iterator[Line | str]
 def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Line:
     """A line of the worst state that holds; ok, and no more to say, if none does."""
     state: State = next((s for s in STATES[::-1] if states.get(s)), "ok")
-    return Line(what, state, found, *((expected, do) if state != "ok" else ()))
+    if state == "ok":
+        return Line(what, state, found)
+    return Line(what, state, found, expected, do)
 
 
 def lines_of(what: str, said: Said) -> Iterator[Line]:

@@ -201,8 +201,13 @@ IPV6 = """fd000000000000000000000000000001 02 40 00 80     eth0
 @pytest.mark.parametrize(
     ("address", "state"),
     [
-        *[("::1", "ok"), ("fd00::1", "ok"), ("FD00:0::1%eth0", "ok"), ("[::1]", "ok")],
-        *[("::ffff:10.0.0.1", "ok"), ("127.0.1.1", "ok"), ("fd00::2", "bad")],
+        ("::1", "ok"),
+        ("fd00::1", "ok"),
+        ("FD00:0::1%eth0", "ok"),
+        ("[::1]", "ok"),
+        ("::ffff:10.0.0.1", "ok"),
+        ("127.0.1.1", "ok"),
+        ("fd00::2", "bad"),
     ],
 )
 def test_addresses_of_both_kinds_are_told_from_those_of_others(machine, address, state):

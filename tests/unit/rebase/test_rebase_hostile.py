@@ -42,23 +42,33 @@ WITHOUT = {path: text for path, text in UPSTREAM.items() if text is not ENGINE}
 REFUSED: dict[str, tuple[Files, str, str, str]] = {
     "anchor duplicated": (
         engine((SYNC, SYNC + b"            self.note()\n" + SYNC)),
-        *("exchange.patch", "conflict", "occurs 2 times in Engine.loop"),
+        "exchange.patch",
+        "conflict",
+        "occurs 2 times in Engine.loop",
     ),
     "function renamed": (
         engine((b"    def loop(self):", b"    def run_loop(self):")),
-        *("exchange.patch", "target-deleted", "Engine.loop does not exist any more"),
+        "exchange.patch",
+        "target-deleted",
+        "Engine.loop does not exist any more",
     ),
     "moved to a new module": (
         {**WITHOUT, "vllm/core/engine.py": ENGINE},
-        *("gate.patch", "target-deleted", "vllm/engine.py is gone"),
+        "gate.patch",
+        "target-deleted",
+        "vllm/engine.py is gone",
     ),
     "no longer Python": (
         engine((b"class Engine(Base):", b"class Engine(Base:")),
-        *("gate.patch", "conflict", "not valid Python"),
+        "gate.patch",
+        "conflict",
+        "not valid Python",
     ),
     "put on one line": (
         engine((b"running = []\n        self.waiting", b"running = []; self.waiting")),
-        *("gate.patch", "conflict", "formats this code otherwise"),
+        "gate.patch",
+        "conflict",
+        "formats this code otherwise",
     ),
 }
 

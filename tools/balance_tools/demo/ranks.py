@@ -73,9 +73,17 @@ def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -
 
     return Load(
         (
-            *("--dataset-name", "random", "--random-input-len", str(tokens)),
-            *("--random-output-len", str(answer), "--random-range-ratio", str(spread)),
-            *(*both, "--temperature", "0"),
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(tokens),
+            "--random-output-len",
+            str(answer),
+            "--random-range-ratio",
+            str(spread),
+            *both,
+            "--temperature",
+            "0",
         ),
         ("--input-len", uniform(tokens), "--output-len", uniform(answer), *both),
     )
@@ -108,9 +116,14 @@ class Served:
     def both(self) -> tuple[str, ...]:
         """What server and simulator take."""
         return (
-            *("--data-parallel-size", str(self.ranks), "--max-num-seqs", str(SLOTS)),
-            *("--max-num-batched-tokens", str(STEP_TOKENS)),
-            *("--api-server-count", str(self.api_servers)),
+            "--data-parallel-size",
+            str(self.ranks),
+            "--max-num-seqs",
+            str(SLOTS),
+            "--max-num-batched-tokens",
+            str(STEP_TOKENS),
+            "--api-server-count",
+            str(self.api_servers),
             "--async-scheduling" if self.asynchronous else "--no-async-scheduling",
         )
 
@@ -178,9 +191,22 @@ def run_trial(
     """
     words = ("--result-dir", str(folder.resolve()), "--rounds", str(rounds))
     command = [
-        *("trial", "--restart", *words, "--policy", *policies, *load.sent),
-        *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
-        *("--port", str(free_port()), *served.both, *served.more),
+        "trial",
+        "--restart",
+        *words,
+        "--policy",
+        *policies,
+        *load.sent,
+        "--",
+        "vllm",
+        "serve",
+        str(model.resolve()),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+        *served.both,
+        *served.more,
     ]
     return _vllm(python, folder, command, is_shown, enough)
 
@@ -262,11 +288,22 @@ def predict(
         ToolError: It refuses what it was given.
     """
     command = [
-        *("simulate", "--cost-from", str((folder / "report/report.json").resolve())),
-        *("--policy", *policies, *served.both),
-        *(*load.simulated, *simulated, "--num-seeds", str(SEEDS), "--disable-tqdm"),
-        *("--save-result", "--result-dir", str(folder.resolve())),
-        *("--result-filename", PREDICTED),
+        "simulate",
+        "--cost-from",
+        str((folder / "report/report.json").resolve()),
+        "--policy",
+        *policies,
+        *served.both,
+        *load.simulated,
+        *simulated,
+        "--num-seeds",
+        str(SEEDS),
+        "--disable-tqdm",
+        "--save-result",
+        "--result-dir",
+        str(folder.resolve()),
+        "--result-filename",
+        PREDICTED,
     ]
     _vllm(python, folder, command, is_shown=False)
     return predicted_in(folder)

@@ -91,9 +91,14 @@ def _hook(found: Difference, tree: ast.AST, name: str) -> Hook:
     scope, nodes = found.old.scope, (found.old.before, found.old.after)
     before, after = (element(node) if node else None for node in nodes)
     return Hook(
-        *(found.old, found.new, scope, (before, after)),
-        copies(list(gaps(tree, scope)), before, after),
-        *(first_line(found.new), dumps(found.new.inside), used_names(found.new.inside)),
+        old=found.old,
+        new=found.new,
+        scope=scope,
+        neighbours=(before, after),
+        copies=copies(list(gaps(tree, scope)), before, after),
+        line=first_line(found.new),
+        code=dumps(found.new.inside),
+        uses=used_names(found.new.inside),
     )
 
 

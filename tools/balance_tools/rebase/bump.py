@@ -179,7 +179,9 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
     """Check that the last step loses nothing; without git nobody can know."""
     if not (paths.root / ".git").exists():
         return
-    names = [paths.lock.name, "patches", *([f"lines/{line.name}"] if line else [])]
+    names = [paths.lock.name, "patches"]
+    if line:
+        names.append(f"lines/{line.name}")
     ask = ("status", "--porcelain", "--untracked-files=normal", "--")
     found = git(paths.root, *ask, *names)
     if found.status:
