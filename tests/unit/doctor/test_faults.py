@@ -10,7 +10,7 @@ import pytest
 
 from doctor_roots import ASCEND, TCP, FakeMachine, table
 from vllm_balance.doctor.host import interfaces, names
-from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.lines import Diagnosis
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -216,9 +216,9 @@ def test_addresses_of_both_kinds_are_told_from_those_of_others(machine, address,
     environ = {"HCCL_IF_IP": address}
     plan = Plan(ranks=2, local_ranks=2, address=address)
     looked_at = Machine(machine.folder / "root", environ, None, plan)
-    lines = [x for x in names(looked_at) if isinstance(x, Line)]
+    lines = [x for x in names(looked_at) if isinstance(x, Diagnosis)]
     assert [x.state for x in lines] == ["ok", state]
-    found = [x.state for x in interfaces(looked_at) if isinstance(x, Line)]
+    found = [x.state for x in interfaces(looked_at) if isinstance(x, Diagnosis)]
     assert found == ["bad"] * (state == "bad" or address == "127.0.1.1")
 
 

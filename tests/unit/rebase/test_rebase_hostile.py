@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from balance_tools.hooks.model import Status
+from balance_tools.hooks.model import PatchStatus
 from rebase_samples import (
     ENGINE,
     EXCHANGE,
@@ -82,7 +82,7 @@ def test_what_has_no_clear_place_is_refused_with_the_reason(
     code = rebase(root, "--sdist", str(sdist(tmp_path, files)))
     said = capsys.readouterr().err
     assert statuses(root, "2.0")[patch] == status, said
-    assert code == {one.label: one.exit_code for one in Status}[status]
+    assert code == {one.label: one.exit_code for one in PatchStatus}[status]
     assert reason in said
     assert "Engine" in said or "engine.py" in said
     assert tracked(root) == before

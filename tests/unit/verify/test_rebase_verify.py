@@ -128,9 +128,9 @@ def test_a_failure_of_ours_is_named_and_that_nothing_ran(
     results = {OURS: ours, PLAIN: {"b": PASSED}, OFF: {"b": PASSED}}
     monkeypatch.setattr(verify, "_run_all", lambda _: results)
     root = Paths(Path(__file__).resolve().parents[3])
-    bench = verify.Bench(Paths(tmp_path), "pin", root.lock, tmp_path)
+    candidate = verify.Candidate(Paths(tmp_path), "pin", root.lock, tmp_path)
     if said:
         with pytest.raises(ToolError, match=said):
-            verify.verify(bench)
+            verify.verify(candidate)
     else:
-        assert "nothing fails" in verify.verify(bench)
+        assert "nothing fails" in verify.verify(candidate)

@@ -13,7 +13,7 @@ from balance_tools.drift.report import drift
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
-from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
+from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.answers import answers_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
@@ -31,13 +31,13 @@ class Judged(NamedTuple):
     """What a bump would do."""
 
     every: Sequence[Moved]
-    """The series of each package; none where upstream has another layout."""
+    """The moved series of each package; empty where upstream has another layout."""
     wrong: Sequence[Finding]
-    """What of our files and hooks does not fit, where every hook has a place."""
+    """What does not fit of our files and hooks; empty unless every hook has a place."""
 
     @property
     def results(self) -> list[PatchResult]:
-        """Of every patch, in order."""
+        """The result of every patch, in order."""
         return [result for moved in self.every for result in moved.results]
 
     @property
@@ -47,8 +47,8 @@ class Judged(NamedTuple):
         return bool(self.every) and not worst_one.needs_human
 
     @property
-    def status(self) -> Status:
-        """The worst one."""
+    def status(self) -> PatchStatus:
+        """The worst status of a patch, or that of what does not fit."""
         if self.wrong:
             return status_of(self.wrong)
         return worst(moved.status for moved in self.every)
@@ -122,7 +122,7 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
 
 
 def _line_of(paths: Paths, lock: Lock) -> Line | None:
-    """The line for these very releases, which is to become the pin."""
+    """The line that has exactly these releases, and becomes the pin."""
     for line in all_lines(paths):
         if line.lock.packages == lock.packages:
             return line
@@ -176,7 +176,7 @@ def _replace_pin(paths: Paths, folder: Path, lock: Lock, line: Line | None) -> N
 
 
 def _check_committed(paths: Paths, line: Line | None) -> None:
-    """Check that the last step loses nothing; without git nobody can know."""
+    """Check that git has what the last step replaces, where there is a repository."""
     if not (paths.root / ".git").exists():
         return
     names = [paths.lock.name, "patches"]

@@ -15,7 +15,8 @@ from balance_tools.files import remove_tree
 from balance_tools.run import git
 
 ERROR = 128
-"""Of `git merge-file`, this status or more; less is the number of conflicts."""
+"""The least status by which `git merge-file` says that it failed; a lesser one is the
+number of conflicts."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,15 @@ class Undecided:
     package: str
     patch: str
     path: str
-    """Of the file in the tree."""
+    """The path of the file in the tree."""
     base: bytes
-    """Of the pinned release, with the patches before this one."""
+    """The file of the pinned release, with the earlier patches."""
     patched: bytes
     """The same with this patch."""
     new: bytes
-    """Of the new release, with what was placed of the patches before this one."""
+    """The file of the new release, with what was placed of earlier patches."""
     releases: tuple[str, str]
-    """What the two are called."""
+    """What the pinned and the new release are called."""
 
     def merged(self) -> tuple[bytes, int]:
         """The three files as one, and how many conflicts are marked in it.
@@ -58,7 +59,7 @@ class Undecided:
 
 
 Merged = dict[tuple[str, str], list[str]]
-"""Package and patch to a sentence on each of its merged files."""
+"""By package and patch: a sentence on each merged file."""
 
 
 def write_merged(undecided: Iterable[Undecided], folder: Path) -> Merged:

@@ -31,9 +31,9 @@ METRICS = "vllm/v1/core/sched/balance/rank/metrics.py"
 POLICIES = "vllm/v1/core/sched/balance/core/policies"
 CHOICES = re.compile(r"^(\w+) = Literal\[(.+)\]$", re.M)
 FIELD = re.compile(r'^    (\w+): (\w+).* = (.+)\n    ("{3}(?s:.+?)"{3})$', re.M)
-"""Name, type, default and documentation."""
+"""A field of a configuration: its name, type, default and documentation."""
 FEW = 8
-Row = tuple[str, str, str]
+OptionRow = tuple[str, str, str]
 """How an option is given, its default, and what it does."""
 
 
@@ -43,7 +43,7 @@ def page(paths: Paths) -> str:
     Raises:
         ToolError: a reason or a limit has no text, or a text is of none.
     """
-    shown: dict[Row, str] = {}
+    shown: dict[OptionRow, str] = {}
     verbs = (_verb(*each, shown) for each in _parsers(paths.root))
     return PAGE.format(
         serve="\n".join(_serve(paths)),
@@ -85,9 +85,9 @@ def _parsers(root: Path) -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 
 def _verb(
-    verb: str, parser: argparse.ArgumentParser, shown: dict[Row, str]
+    verb: str, parser: argparse.ArgumentParser, shown: dict[OptionRow, str]
 ) -> Iterator[str]:
-    """A verb's options by group, without those that an earlier verb has alike."""
+    """The options of a verb by group, and the names of those that another verb has."""
     about = f"{parser.description} {parser.epilog or ''}".strip()
     yield from (f"## `{verb}`", "", about, "")
     others: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _verb(
         yield from (f"As in [{of}](#{of.replace(' ', '-')}): {said}.", "")
 
 
-def _row(action: argparse.Action) -> Row:
+def _row(action: argparse.Action) -> OptionRow:
     names, text, default = ", ".join(action.option_strings), action.help or "", ""
     if action.choices:
         choices = ", ".join(f"`{each}`" for each in action.choices)
@@ -136,7 +136,7 @@ def _metrics(root: Path) -> list[str]:
 
 
 def _reasons(root: Path) -> list[str]:
-    """Whatever a policy gives as the reason of a decision."""
+    """A table of the reasons that the policies give for their decisions."""
     found: set[str] = set()
     for path in sorted((root / POLICIES).glob("*.py")):
         names = _constants(path)
@@ -161,7 +161,7 @@ def _limits(root: Path) -> list[str]:
 
 
 def _constants(path: Path, **given: Any) -> dict[str, Any]:
-    """What a module binds at its top to values for which it imports nothing."""
+    """The constants at the top of a module, as far as they need no import."""
     for node in ast.parse(read_text(path)).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             with contextlib.suppress(NameError):

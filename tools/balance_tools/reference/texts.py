@@ -89,7 +89,7 @@ LIMITS = {
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "seconds of audio when it is decoded",
     "VLLM_MAX_AUDIO_DECODE_BYTES": "bytes of audio when it is decoded",
 }
-"""By the variable of a limit in vllm/fixes: of what."""
+"""By the variable of a limit in vllm/fixes: what it limits."""
 
 VARIABLES = {
     "`BALANCE_OPERATOR_KEY`": "of a server, and of who switches it: the key with which "
@@ -97,4 +97,4 @@ VARIABLES = {
     "`VLLM_BALANCE_HEALTH`": "of an image: the address that its health check asks, "
     "instead of `http://127.0.0.1:8000/health`",
 }
-"""Those that are no limits."""
+"""By variables that are no limits: who reads them, and what they mean."""

@@ -52,7 +52,7 @@ class Link:
     source: Source
     filename: str
     url: str
-    """http, https or file."""
+    """A URL of http, https or file."""
     sha256: str | None
     size: int | None
     """Bytes."""
@@ -193,5 +193,5 @@ def _refuse_status(response: Any) -> None:
 
 
 def _failure(error: Exception) -> SourceError:
-    """What an exception means, without its text: that may hold a login."""
+    """The error for an exception, without the text of that, which may hold a login."""
     return SourceError(f"no connection ({type(error).__name__})")

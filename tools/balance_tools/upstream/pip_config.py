@@ -43,11 +43,11 @@ class PipSettings:
     """What pip's files and its PIP_* variables tell `pip download`."""
 
     options: Mapping[str, str]
-    """By their long names."""
+    """The values of pip's options, by their long names."""
 
     @property
     def timeout(self) -> float:
-        """Seconds."""
+        """Seconds to wait for an answer."""
         default = self.options.get("default-timeout", "15")
         return float(self.options.get("timeout", default))
 
@@ -58,7 +58,7 @@ class PipSettings:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Where pip looks, in the order in which we do."""
+        """The places where pip looks, in the order in which we ask them."""
         wanted = {"find-links": self.options.get("find-links", "")}
         if self.options.get("no-index", "0").lower() in {"0", "false", "no", "off"}:
             wanted["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
@@ -71,7 +71,7 @@ class PipSettings:
 
 
 def pip_settings() -> PipSettings:
-    """Ask pip.
+    """Ask pip for its settings.
 
     Raises:
         ToolError: it cannot read its configuration.

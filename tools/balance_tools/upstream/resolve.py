@@ -46,7 +46,7 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
 
 def all_links(index: Index, project: str) -> list[Link]:
-    """Every file of a project, one link for each file name: of the first that has it.
+    """Every file of a project; of one name, the link of the first source that has it.
 
     Raises:
         ToolError: a source cannot be asked, for the answer would be a guess.
@@ -96,7 +96,7 @@ def _sdist(
 
 
 def artifact_of_link(index: Index, link: Link) -> Artifact:
-    """The lock's entry for a link; what the index does not say is found out."""
+    """The lock's entry for a link, which is downloaded if its hash is not known."""
     size, sha256 = link.size, link.sha256
     try:
         if size is None or sha256 is None:

@@ -71,7 +71,7 @@ class BinaryDistribution(Distribution):
     """Makes setuptools treat the packages as tied to a platform."""
 
     def has_ext_modules(self) -> bool:
-        """The extensions come ready made and are not listed."""
+        """True, for the compiled files are not listed as extensions."""
         return True
 
 
@@ -79,7 +79,7 @@ def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
     """The bdist_wheel command for one plan."""
 
     class BalanceWheel(bdist_wheel):
-        """bdist_wheel with what only we know."""
+        """The bdist_wheel command that also adds our metadata."""
 
         def get_tag(self) -> tuple[str, str, str]:
             return plan.tag
