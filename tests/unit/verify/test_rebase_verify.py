@@ -57,7 +57,6 @@ def test_a_file_gives_a_result_for_each_test_and_a_log(tmp_path):
         "tests/test_a.py::tests.test_a::test_skipped": SKIPPED,
     }
     log = tmp_path / "logs/tests-test_a.one-two.log"
-    assert "2 passed" not in log.read_text()
     assert "assert False" in log.read_text()
 
 

@@ -121,7 +121,7 @@ def _state(one: Advisory, release: Version, patched: Collection[str]) -> Advisor
 
 
 def is_mended(patch: Patch, version: str) -> bool:
-    """Whether a release of the patch's package has what the patch is for.
+    """Whether a release of the patch's package needs the patch no more.
 
     Raises:
         ToolError: the patch names no release.

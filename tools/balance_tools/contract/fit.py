@@ -120,7 +120,7 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
 
 
 def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
-    """Leave out what is wrong on the pin, too, on whatever line.
+    """Leave out findings that the pin has, too, on whatever line.
 
     What is loose in our own types is `make lint`'s business.
     """

@@ -40,7 +40,7 @@ class KernelWheel:
 
 
 def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
-    """Show that the kernels' csrc is the pinned one; returns the sdist they are of.
+    """Prove that the kernels have the pinned csrc; returns the sdist of their release.
 
     Raises:
         ToolError: it is not, or the lock has no kernel wheels.

@@ -127,7 +127,7 @@ def add_bill(plan: WheelPlan, dist_info: Path) -> None:
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
-    """Add the rest to the unpacked wheel, and make all modes alike.
+    """Add licences, records and the bill to the unpacked wheel, and set all modes.
 
     `data_dir` is the name of the wheel's `.data` folder.
     """
