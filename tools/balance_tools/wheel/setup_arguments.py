@@ -127,7 +127,7 @@ def add_bill(plan: WheelPlan, dist_info: Path) -> None:
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
-    """Add the build record, kernels and dist-infos to the unpacked wheel, and set modes.
+    """Add build record, kernels and dist-infos to the unpacked wheel, and set modes.
 
     `data_dir` is the name of the wheel's `.data` folder.
     """
