@@ -121,7 +121,8 @@ def _row(action: argparse.Action) -> OptionRow:
     metavar = action.metavar or ("" if names else action.dest)
     many = " …" if action.nargs == "+" else ""
     given = f"`{f'{names} {metavar}'.strip()}{many}`"
-    return given.replace("|", "\\|"), default.replace("`[]`", ""), text.strip()
+    default = default.replace("`[]`", "")
+    return given.replace("|", "\\|"), default, text.strip().replace("|", "\\|")
 
 
 def _metrics(root: Path) -> list[str]:
