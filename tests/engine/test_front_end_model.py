@@ -8,15 +8,17 @@ from collections import Counter
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
-from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+from vllm.benchmarks.dp_balance.front_end.backends import (
     FIRST,
     ApiServer,
-    Balancer023,
-    Balancer030,
+    Backends,
     LoadBalancer,
-    make_load_balancers,
 )
+from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    LOAD_BALANCERS,
+    Balancer023,
+)
+from vllm.benchmarks.dp_balance.rank.counts import RankCounts
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateInteractionParams, PoolingParams
@@ -30,6 +32,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 from dp_loop import NOT_GIVEN
+from rivals.routers import Balancer030
 from schedulers import image
 
 SLOTS = 4
@@ -229,9 +232,8 @@ def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     by_counts = Balancer030 if IN_FLIGHT else Balancer023
     balancer: LoadBalancer = by_counts(ranks, server)
     if on:
-        drawn = random.Random(0)
-        servers = make_load_balancers("tokens", ranks, drawn, server.count, SLOTS)
-        balancer = servers[server.index]
+        backends = Backends(ranks, random.Random(0), server.count, SLOTS)
+        balancer = LOAD_BALANCERS["tokens"](backends)[server.index]
     running: list[SimRequest] = []
     chosen: Counter[int] = Counter()
     for number in range(1000):

@@ -23,8 +23,8 @@ from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
 from vllm.v1.core.sched.balance.core.policies.cost import twice_attended
 
-from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
+from .counts import RankCounts
 from .decodes import Decodes, DraftedDecodes
 from .kv_cache import Blocks
 from .limits import RankLimits, blocks_of
