@@ -18,8 +18,11 @@ from threading import Lock
 
 MODULES = (
     *(f"vllm.entrypoints.cli.{n}" for n in ("serve", "benchmark.main", "run_batch")),
-    *("vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"),
-    *("vllm.v1.engine.core", "vllm.v1.engine.async_llm", "vllm.v1.worker.cpu_worker"),
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.worker.cpu_worker",
 )
 MESSAGE = 1 << 17
 

@@ -17,13 +17,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.ci]
 RANKS, SLOTS = 4, 64
 DEVICE = {"t0": 0.5, "a": 0.0, "b": 0.0, "c": 0.0}
 OPTIONS = (
-    *("-dp", f"{RANKS}", "--api-server-count", f"{RANKS}"),
+    "-dp",
+    f"{RANKS}",
+    "--api-server-count",
+    f"{RANKS}",
     # So that nothing is held, and the prompts that come first are computed first.
-    *("--data-parallel-balance", "off", "--data-parallel-dispatch", "tokens"),
-    *("--max-num-seqs", f"{SLOTS}", "--max-num-batched-tokens", f"{SLOTS}"),
-    *("--max-model-len", "2048", "--no-enable-prefix-caching"),
+    "--data-parallel-balance",
+    "off",
+    "--data-parallel-dispatch",
+    "tokens",
+    "--max-num-seqs",
+    f"{SLOTS}",
+    "--max-num-batched-tokens",
+    f"{SLOTS}",
+    "--max-model-len",
+    "2048",
+    "--no-enable-prefix-caching",
     "--enable-log-requests",  # says which were sent to a rank
-    *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+    "--additional-config",
+    json.dumps({"emulated_device": DEVICE}),
 )
 SENT_S = 60
 """How long a server may take to send one."""

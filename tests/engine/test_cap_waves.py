@@ -14,9 +14,19 @@ class CollectiveCounter(LoopEngine):
     """Counts every collective call of the loop, however it is made."""
 
     NAMES = (
-        *("_allgather_base", "_reduce_scatter_base", "allgather", "allreduce"),
-        *("alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv"),
-        *("reduce_scatter", "scatter", "send"),
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "allgather",
+        "allreduce",
+        "alltoall",
+        "alltoall_base",
+        "barrier",
+        "broadcast",
+        "gather",
+        "recv",
+        "reduce_scatter",
+        "scatter",
+        "send",
     )
     """Methods of a process group; the functions of torch.distributed end in them."""
 

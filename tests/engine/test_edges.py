@@ -235,9 +235,16 @@ def test_a_front_end_without_ranks_ends_with_a_host_of_ranks(
     """
     rpc_port = free_port()
     common = (
-        *("--data-parallel-size", "2", "--data-parallel-address", "127.0.0.1"),
-        *("--data-parallel-rpc-port", str(rpc_port), "--max-model-len", "256"),
-        *("--data-parallel-balance", policy),
+        "--data-parallel-size",
+        "2",
+        "--data-parallel-address",
+        "127.0.0.1",
+        "--data-parallel-rpc-port",
+        str(rpc_port),
+        "--max-model-len",
+        "256",
+        "--data-parallel-balance",
+        policy,
     )
     environment = {
         "VLLM_HOST_IP": "127.0.0.1",
@@ -245,14 +252,24 @@ def test_a_front_end_without_ranks_ends_with_a_host_of_ranks(
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S),
     }
     host = ServeProcess(
-        *(tmp_path, "host", moe_model, *common),
-        *("--headless", "--data-parallel-size-local", "2"),
+        tmp_path,
+        "host",
+        moe_model,
+        *common,
+        "--headless",
+        "--data-parallel-size-local",
+        "2",
         environment=environment,
     )
     host.start()
     server = Server(
-        *(tmp_path, moe_model, *common, "--data-parallel-size-local", "0"),
-        *("--api-server-count", "2" if policy == "off" else "1"),
+        tmp_path,
+        moe_model,
+        *common,
+        "--data-parallel-size-local",
+        "0",
+        "--api-server-count",
+        "2" if policy == "off" else "1",
         environment=environment,
     )
     server.__enter__()

@@ -17,9 +17,18 @@ from vllm_server import Server
 RANKS = 2
 DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
 OPTIONS = [
-    *("--data-parallel-size", str(RANKS), "--max-num-seqs", "4"),
-    *("--max-num-batched-tokens", "256", "--max-model-len", "1024"),
-    *("--enforce-eager", "--no-enable-prefix-caching", "--seed", "0"),
+    "--data-parallel-size",
+    str(RANKS),
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-model-len",
+    "1024",
+    "--enforce-eager",
+    "--no-enable-prefix-caching",
+    "--seed",
+    "0",
 ]
 
 
@@ -38,8 +47,12 @@ def prompts(count: int) -> list[list[int]]:
 def test_a_small_cache_preempts(tmp_path, moe_model):
     # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
     options = [
-        *(*OPTIONS, "--async-scheduling", "--block-size", "16"),
-        *("--num-gpu-blocks-override", "66"),
+        *OPTIONS,
+        "--async-scheduling",
+        "--block-size",
+        "16",
+        "--num-gpu-blocks-override",
+        "66",
     ]
     quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
     with Server(tmp_path, moe_model, *options, *quick, forked=True) as server:
@@ -55,9 +68,19 @@ def test_a_small_cache_preempts(tmp_path, moe_model):
 def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_model):
     """Rank 1 decodes, and rank 0 has one long prompt after another: 16 such steps."""
     options = [
-        *("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "16"),
-        *("--max-num-batched-tokens", "256", "--max-model-len", "4096"),
-        *("--no-enable-prefix-caching", "--scheduler-cls", "hostile_scheduler.Begun"),
+        "-dp",
+        "2",
+        "--data-parallel-balance",
+        "adaptive",
+        "--max-num-seqs",
+        "16",
+        "--max-num-batched-tokens",
+        "256",
+        "--max-model-len",
+        "4096",
+        "--no-enable-prefix-caching",
+        "--scheduler-cls",
+        "hostile_scheduler.Begun",
     ]
     environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(tmp_path)}
     quick = device(t0=0.01, a=0.0005, b=0.001, c=0.05)

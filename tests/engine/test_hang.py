@@ -32,10 +32,19 @@ def server(tmp_path, moe_model):
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",
     }
     options = (
-        *("-dp", "2", "--data-parallel-balance", "adaptive", "--async-scheduling"),
-        *("--max-num-seqs", "8", "--max-model-len", "1024"),
-        *("--scheduler-cls", "hanging_device.Hanging"),
-        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+        "-dp",
+        "2",
+        "--data-parallel-balance",
+        "adaptive",
+        "--async-scheduling",
+        "--max-num-seqs",
+        "8",
+        "--max-model-len",
+        "1024",
+        "--scheduler-cls",
+        "hanging_device.Hanging",
+        "--additional-config",
+        json.dumps({"emulated_device": DEVICE}),
     )
     server = Server(tmp_path, moe_model, *options, environment=environment)
     with server, clients(server):

@@ -26,12 +26,24 @@ def options(scheduler="Recorded", **device):
     """Two ranks that compute nothing and schedule asynchronously."""
     emulated = {"emulated_device": DEVICE | device}
     return (
-        *("-dp", "2", "--data-parallel-balance", "adaptive", "--async-scheduling"),
-        *("--api-server-count", "2"),
-        *("--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
-        *("--max-model-len", "1024", "--no-enable-prefix-caching"),
-        *("--scheduler-cls", f"hostile_scheduler.{scheduler}"),
-        *("--additional-config", json.dumps(emulated)),
+        "-dp",
+        "2",
+        "--data-parallel-balance",
+        "adaptive",
+        "--async-scheduling",
+        "--api-server-count",
+        "2",
+        "--max-num-seqs",
+        "8",
+        "--max-num-batched-tokens",
+        "512",
+        "--max-model-len",
+        "1024",
+        "--no-enable-prefix-caching",
+        "--scheduler-cls",
+        f"hostile_scheduler.{scheduler}",
+        "--additional-config",
+        json.dumps(emulated),
     )
 
 

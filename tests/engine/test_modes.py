@@ -32,8 +32,12 @@ NGRAM = {
 def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
     """With prompts in pieces, and prefixes that are cached the second time."""
     options = (
-        *("-pp", "2", "--distributed-executor-backend", "mp"),
-        *("--max-num-batched-tokens", "48"),
+        "-pp",
+        "2",
+        "--distributed-executor-backend",
+        "mp",
+        "--max-num-batched-tokens",
+        "48",
     )
     with Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server:
         assert_equal(server, moe_samples, concurrency=16)
@@ -49,9 +53,16 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
 def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
     """Grammars are compiled during holds; urgent requests overtake and preempt."""
     options = (
-        *("--speculative-config", json.dumps(NGRAM)),
-        *("--scheduling-policy", "priority", "--max-model-len", "320"),
-        *("--block-size", "32", "--num-gpu-blocks-override", "12"),
+        "--speculative-config",
+        json.dumps(NGRAM),
+        "--scheduling-policy",
+        "priority",
+        "--max-model-len",
+        "320",
+        "--block-size",
+        "32",
+        "--num-gpu-blocks-override",
+        "12",
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
@@ -122,11 +133,21 @@ def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
     """Requests of the model and of an adapter share the steps; two API servers."""
     lora, merged = make_adapter(moe_model, tmp_path)
     options = (
-        *("--enable-lora", "--max-lora-rank", str(LORA_RANK)),
-        *("--lora-modules", f"adapted={lora}", "--lora-target-modules", *LORA_LAYERS),
-        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "512"),
-        *("--max-model-len", "512", "--no-enable-prefix-caching"),
-        *("--api-server-count", "2"),
+        "--enable-lora",
+        "--max-lora-rank",
+        str(LORA_RANK),
+        "--lora-modules",
+        f"adapted={lora}",
+        "--lora-target-modules",
+        *LORA_LAYERS,
+        "--no-enable-chunked-prefill",
+        "--max-num-batched-tokens",
+        "512",
+        "--max-model-len",
+        "512",
+        "--no-enable-prefix-caching",
+        "--api-server-count",
+        "2",
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
@@ -188,7 +209,9 @@ def test_the_example_connector_saves_the_tokens_that_it_has(moe_model, tmp_path)
 def test_a_held_prompt_in_progress_delays_no_load(moe_model, tmp_path, budget):
     """It has a slot already; the other one is for whom the connector is asked."""
     scheduler = connector_scheduler(
-        *(moe_model, tmp_path, "LateConnector"),
+        moe_model,
+        tmp_path,
+        "LateConnector",
         max_num_seqs=2,
         long_prefill_token_threshold=16,
     )

@@ -44,16 +44,23 @@ def test_the_ranks_of_a_dense_model(dense_model, dense_samples, tmp_path):
         ("-tp", "2", "--num-gpu-blocks-override", "24", "--max-model-len", "320"),
         pytest.param(
             (
-                *("-pp", "2", "--distributed-executor-backend", "mp"),
-                *("--max-num-batched-tokens", "48"),
-                *("--scheduling-policy", "priority"),
+                "-pp",
+                "2",
+                "--distributed-executor-backend",
+                "mp",
+                "--max-num-batched-tokens",
+                "48",
+                "--scheduling-policy",
+                "priority",
             ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             (
-                *("--no-enable-chunked-prefill", "--no-async-scheduling"),
-                *("--speculative-config", json.dumps(NGRAM)),
+                "--no-enable-chunked-prefill",
+                "--no-async-scheduling",
+                "--speculative-config",
+                json.dumps(NGRAM),
             ),
             marks=pytest.mark.slow,
         ),

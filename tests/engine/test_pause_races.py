@@ -30,9 +30,18 @@ def test_requests_and_resumes_may_race(tmp_path, moe_model, policy):
     """Each round: a request beside a resume of nobody; a stop of running and held
     prompts; a call of all workers; a request beside two resumes."""
     options = [
-        *("-dp", "2", "--data-parallel-balance", policy, "--max-num-seqs", "4"),
-        *("--max-num-batched-tokens", "128", "--max-model-len", "1024"),
-        *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+        "-dp",
+        "2",
+        "--data-parallel-balance",
+        policy,
+        "--max-num-seqs",
+        "4",
+        "--max-num-batched-tokens",
+        "128",
+        "--max-model-len",
+        "1024",
+        "--additional-config",
+        json.dumps({"emulated_device": DEVICE}),
     ]
     rng, seen = random.Random(policy), Counter[str]()
     with (

@@ -64,9 +64,18 @@ LAYERS = {
 DRAFTERS = ("mtp", "draft_model")
 """Both look ahead; with the first upstream drops the last block of a hit."""
 FEATURES = (
-    *("priorities", "adapters", "connector", "encoder items", "input streams"),
-    *("whole prompts", "asynchronous", "long prompts in parts", "many slots"),
-    *("uncached", "aborts", "pauses"),
+    "priorities",
+    "adapters",
+    "connector",
+    "encoder items",
+    "input streams",
+    "whole prompts",
+    "asynchronous",
+    "long prompts in parts",
+    "many slots",
+    "uncached",
+    "aborts",
+    "pauses",
 )
 
 

@@ -21,9 +21,16 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
 ):
     """Two hosts with the same wheel, but for one line that somebody changed on one."""
     common = (
-        *("--data-parallel-size", "2", "--data-parallel-balance", "adaptive"),
-        *("--data-parallel-size-local", "1", "--data-parallel-address", "127.0.0.1"),
-        *("--data-parallel-rpc-port", str(free_port())),
+        "--data-parallel-size",
+        "2",
+        "--data-parallel-balance",
+        "adaptive",
+        "--data-parallel-size-local",
+        "1",
+        "--data-parallel-address",
+        "127.0.0.1",
+        "--data-parallel-rpc-port",
+        str(free_port()),
     )
     headless = ("--headless", "--data-parallel-start-rank", "1")
     (tmp_path / "sitecustomize.py").write_text(
@@ -35,7 +42,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
     changed = {"PYTHONPATH": str(tmp_path)}
     port = ("--port", str(free_port()))
     second = ServeProcess(
-        *(tmp_path, "second", moe_model, *common, *headless), environment=changed
+        tmp_path, "second", moe_model, *common, *headless, environment=changed
     )
     log = refusal(ServeProcess(tmp_path, "first", moe_model, *common, *port), second)
     log += second.log.read_text()
@@ -53,7 +60,11 @@ def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model, tmp_path):
     options = ("-dp", "2", "--data-parallel-balance", "cap")
     copying = ("--scheduler-cls", "copying_scheduler.CopyingScheduler")
     server = ServeProcess(
-        *(tmp_path, "refused", moe_model, *options, *copying),
+        tmp_path,
+        "refused",
+        moe_model,
+        *options,
+        *copying,
         environment={"PYTHONPATH": str(tmp_path)},
     )
     assert "CopyingScheduler has a schedule() of its own" in refusal(server)

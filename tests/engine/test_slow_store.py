@@ -6,7 +6,7 @@ from vllm.v1.core.sched.balance.rank.watch import (
     LONG_SILENCE,
     PATIENCE,
     Heartbeats,
-    Status,
+    RankStatus,
 )
 
 from vllm_balance.doctor import server
@@ -14,11 +14,11 @@ from vllm_balance.doctor import server
 
 def heartbeats():
     """Those of rank 1 of four, which waits for the others in step 2 of wave 1."""
-    return Heartbeats(None, 1, 4, lambda: Status("model", 1, 2, 0.0))
+    return Heartbeats(None, 1, 4, lambda: RankStatus("model", 1, 2, 0.0))
 
 
 def test_what_a_rank_writes_is_read_by_the_doctor():
-    written = Status("exchange", 3, 121, time.monotonic() - 10)
+    written = RankStatus("exchange", 3, 121, time.monotonic() - 10)
     read = server.Status.read(written.text(1, 4) + "behind it")
     assert read is not None
     assert (read.rank, read.size, read.wave, read.step) == (1, 4, 3, 121)
@@ -58,7 +58,7 @@ class SlowStore:
 
     def __init__(self, readings):
         self.left, self.found = readings, []
-        self.beats = Heartbeats(self, 1, 3, lambda: Status("model", 0, 0, 0.0))
+        self.beats = Heartbeats(self, 1, 3, lambda: RankStatus("model", 0, 0, 0.0))
 
     def wait(self):
         for _ in range(3):

@@ -123,9 +123,17 @@ def test_a_server_that_stops_leaves_nothing(
 ):
     """The reference platform forks its processes, Ascend spawns them."""
     server = Server(
-        *(tmp_path, moe_model, "-dp", "2", "--enable-expert-parallel"),
-        *("--data-parallel-balance", policy, "--max-num-seqs", "4"),
-        *("--api-server-count", str(api_servers)),
+        tmp_path,
+        moe_model,
+        "-dp",
+        "2",
+        "--enable-expert-parallel",
+        "--data-parallel-balance",
+        policy,
+        "--max-num-seqs",
+        "4",
+        "--api-server-count",
+        str(api_servers),
         environment={"VLLM_WORKER_MULTIPROC_METHOD": method},
     )
     server.__enter__()  # `stopped_in` sees to its end

@@ -26,15 +26,31 @@ from vllm_server import Server, free_port
 RANKS = 2
 DEVICE = {"t0": 0.02, "a": 0.002, "b": 0.0008, "c": 0.02}
 SERVE = [
-    *("--data-parallel-size", str(RANKS)),
-    *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
-    *("--max-model-len", "1024", "--no-enable-prefix-caching"),
-    *("--additional-config", json.dumps({"emulated_device": DEVICE})),
+    "--data-parallel-size",
+    str(RANKS),
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-model-len",
+    "1024",
+    "--no-enable-prefix-caching",
+    "--additional-config",
+    json.dumps({"emulated_device": DEVICE}),
 ]
 LOAD = [
-    *("--dataset-name", "random", "--random-input-len", "100"),
-    *("--random-output-len", "20", "--random-range-ratio", "0.5"),
-    *("--num-prompts", "40", "--max-concurrency", "8"),
+    "--dataset-name",
+    "random",
+    "--random-input-len",
+    "100",
+    "--random-output-len",
+    "20",
+    "--random-range-ratio",
+    "0.5",
+    "--num-prompts",
+    "40",
+    "--max-concurrency",
+    "8",
 ]
 VLLM = "from vllm.entrypoints.cli.main import main; main()"
 SECONDS = 400
@@ -65,7 +81,7 @@ class Trial:
         words = ["bench", "dp-balance", "trial", "--rounds", "1", "--disable-tqdm"]
         words += ["--result-dir", str(self.out), *more]
         if serve is None:
-            serve = [*("--host", "127.0.0.1", "--port", str(self.port)), *SERVE]
+            serve = ["--host", "127.0.0.1", "--port", str(self.port), *SERVE]
         if serve:
             words += ["--", "vllm", "serve", str(self.model), *serve]
         return [sys.executable, "-c", VLLM, *words]
@@ -225,7 +241,10 @@ def test_the_load_goes_to_where_the_command_listens(
 @pytest.mark.parametrize(
     "option",
     [
-        *("--headless", "--grpc", "--disable-log-stats", "--ssl-cert-reqs 2"),
+        "--headless",
+        "--grpc",
+        "--disable-log-stats",
+        "--ssl-cert-reqs 2",
         "--port 0",
     ],
 )

@@ -206,8 +206,14 @@ class Server(ServeProcess):
         self.url = f"http://{address}:{self.port}"
         self.model = model
         super().__init__(
-            *(folder, name or f"server-{self.port}", model),
-            *("--host", address, "--port", str(self.port), *options),
+            folder,
+            name or f"server-{self.port}",
+            model,
+            "--host",
+            address,
+            "--port",
+            str(self.port),
+            *options,
             environment=environment,
             python=python,
             enter=enter,

@@ -35,11 +35,11 @@ def test_what_one_server_writes_all_read():
     second.tokens[2] += 1
     second.requests[0] += 2
     assert first.totals(3) == second.totals(3) == [[0, 0, 701], [2, 0, 0]]
-    first.tell(2, keys(1, 3))
-    assert [*second.heard()] == [(2, key) for key in reversed(keys(1, 3))]
-    assert not [*first.heard()]
-    first.tell(300, keys(2, CELLS + 5))
-    heard = [*second.heard()]
+    first.publish(2, keys(1, 3))
+    assert [*second.read_others()] == [(2, key) for key in reversed(keys(1, 3))]
+    assert not [*first.read_others()]
+    first.publish(300, keys(2, CELLS + 5))
+    heard = [*second.read_others()]
     assert heard == [(300, key) for key in reversed(keys(2, CELLS))], "the beginning"
 
 

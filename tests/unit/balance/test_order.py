@@ -45,7 +45,9 @@ def test_who_is_not_pending_is_neither_moved_nor_passed():
     queue = ["long", "blocked", "short"]
     assert sorted_by(order, queue, {"long": 90, "short": 5}) == queue
     assert sorted_by(order, queue, {"long": 90, "blocked": 50, "short": 5}) == [
-        *("blocked", "long", "short")
+        "blocked",
+        "long",
+        "short",
     ]
 
 

@@ -5,20 +5,20 @@ made itself: a name or an attribute of `self` that is only ever given a new obje
 """
 
 import ast
+import re
 
 import pytest
 
 from conftest import FOLDER
 
 OTHERS = sorted(p for p in FOLDER.glob("rank/*.py") if p.stem != "scheduler_writes")
-CHANGES = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft"),
-    *("insert", "move_to_end", "pop", "popitem", "popleft", "remove", "reverse"),
-    *("rotate", "setdefault", "update"),
+CHANGES = re.compile(
+    "add|append(left)?|clear|discard|extend(left)?|insert|move_to_end|pop(item|left)?"
+    "|remove|reverse|rotate|setdefault|update"
     # Of upstream's queues, requests and scheduler.
-    *("add_request", "append_output_token_ids", "finish_requests", "pop_request"),
-    *("prepend_request", "prepend_requests", "remove_request", "remove_requests"),
-}
+    "|add_request|append_output_token_ids|finish_requests|pop_request"
+    "|prepend_requests?|remove_requests?"
+)
 """Methods that change what they are called on."""
 NEVER = {"__setattr__", "__delattr__", "__setitem__", "__dict__", "sort"}
 """Nor is anybody else asked to `sort` a queue."""
@@ -77,7 +77,7 @@ def changed(node):
     elif isinstance(node, (ast.AnnAssign, ast.AugAssign)):
         targets = [node.target]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        targets = [node.func] if node.func.attr in CHANGES else []
+        targets = [node.func] if CHANGES.fullmatch(node.func.attr) else []
     flat = [each for target in targets for each in getattr(target, "elts", [target])]
     for each in flat:
         if isinstance(each, (ast.Attribute, ast.Subscript)):

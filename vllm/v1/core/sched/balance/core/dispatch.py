@@ -68,11 +68,11 @@ class Board:
         """Tokens and requests of the first ranks, of all front-ends."""
         return self.tokens[:ranks], self.requests[:ranks]
 
-    def tell(self, rank: int, keys: Keys) -> None:
-        """Says to the others that a rank has computed a prompt."""
+    def publish(self, rank: int, keys: Keys) -> None:
+        """Tells the others that a rank has computed a prompt."""
 
-    def heard(self) -> Iterable[tuple[int, Hashable]]:
-        """Ranks and keys of chunks that others told, the last of a prompt first."""
+    def read_others(self) -> Iterable[tuple[int, Hashable]]:
+        """Ranks and keys of new chunks of others, the last of a prompt first."""
         return ()
 
 
@@ -196,7 +196,7 @@ class Dispatch:
         if max(requests) >= self._slots:
             for rank, count in enumerate(requests):
                 loads[rank] += _FULL * (count >= self._slots)
-        for rank, key in self._board.heard():
+        for rank, key in self._board.read_others():
             if rank < self.ranks:
                 self.memories[rank].used([key])
         found = [memory.found(keys) for memory in self.memories] if keys else [0]
@@ -245,7 +245,7 @@ class Dispatch:
         if sent.to_compute:
             self._computed(sent)
             self.memories[sent.rank].used(sent.keys)
-            self._board.tell(sent.rank, sent.keys)
+            self._board.publish(sent.rank, sent.keys)
         if self._weights.to_attend:
             self._add(sent, 0, tokens)
 

@@ -7,9 +7,9 @@ memory of the servers, as all processes of the user may, can read it. Each serve
 its own row, and reads all; nobody locks anything, or waits for anybody: what is read
 half-written costs one choice. Imports nothing else of vllm.
 
-What that loses: a prompt is told once it is computed, so that two servers which get the
-same new one meanwhile may have it computed on two ranks. And while a server is stopped,
-its requests that have ended still count on their ranks: others send less there.
+What that loses: a prompt is published once it is computed, so that two servers which
+get the same new one meanwhile may have it computed on two ranks. And while a server is
+stopped, its ended requests still count on their ranks: others send less there.
 """
 
 from argparse import Namespace
@@ -26,13 +26,13 @@ KEY_BYTES = 14
 """Length of the key of a chunk: with the rank, 16."""
 
 CELLS = 1024
-"""Chunks of prompts that a server has told last; who comes later misses the others. So
-whoever was idle has no more to catch up with."""
+"""Chunks of prompts that stay published: the last ones of each server. So one that was
+idle has no more than these to catch up with, and misses the others."""
 
 _ROW = np.dtype(
     [
         ("counts", "i8", (2, MOST_RANKS)),  # tokens and requests of each rank
-        ("told", "i8"),  # chunks so far
+        ("published", "i8"),  # chunks so far
         ("cells", "i1", 16 * CELLS),  # chunk by chunk, round and round
     ]
 )
@@ -90,9 +90,10 @@ class SharedBoard(Board):
         """Takes the memory of `create_board` and the number of this server."""
         rows = np.frombuffer(memory, _ROW)
         self.server, self.servers = server, len(rows)
-        self._counts, self._told = rows["counts"], rows["told"]
+        self._counts, self._published = rows["counts"], rows["published"]
         self._cells = [memoryview(cells).cast("B") for cells in rows["cells"]]
-        self._heard = self._told.tolist()
+        self._read = self._published.tolist()
+        """Chunks of each server that were read so far."""
         # Faster than numpy's own access to one number.
         own: Any = [memoryview(row) for row in self._counts[server]]
         self.tokens, self.requests = own
@@ -101,22 +102,22 @@ class SharedBoard(Board):
         """Tokens and requests of the first ranks, of all servers."""
         return self._counts[:, :, :ranks].sum(axis=0).tolist()
 
-    def tell(self, rank: int, keys: Keys) -> None:
-        """Says to the others that a rank has computed a prompt."""
-        told, cells = int(self._told[self.server]), self._cells[self.server]
+    def publish(self, rank: int, keys: Keys) -> None:
+        """Tells the others that a rank has computed a prompt."""
+        first, cells = int(self._published[self.server]), self._cells[self.server]
         place = rank.to_bytes(2, "big")
-        for number, key in enumerate(reversed(keys), told):
+        for number, key in enumerate(reversed(keys), first):
             start = 16 * (number % CELLS)
             cells[start : start + 16] = place + key  # type: ignore[operator]
-        self._told[self.server] = told + len(keys)
+        self._published[self.server] = first + len(keys)
 
-    def heard(self) -> Iterator[tuple[int, bytes]]:
-        """Ranks and keys of chunks that others told, the last of a prompt first."""
-        told = self._told.tolist()
-        if told == self._heard:
+    def read_others(self) -> Iterator[tuple[int, bytes]]:
+        """Ranks and keys of new chunks of others, the last of a prompt first."""
+        published = self._published.tolist()
+        if published == self._read:
             return
-        before, self._heard = self._heard, told
-        for server, (start, end) in enumerate(zip(before, told, strict=True)):
+        before, self._read = self._read, published
+        for server, (start, end) in enumerate(zip(before, published, strict=True)):
             if server == self.server:
                 continue
             for number in range(max(start, end - CELLS), end):

@@ -60,12 +60,12 @@ _LABELS = {
 }
 """Beside those that all have."""
 
+_FAST_S = 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2
+_SLOW_S = 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800
+"""Up to the time-outs: 300 s, or 1800 s for the collective calls on the CPU."""
+
 _BUCKETS: dict[str, tuple[float, ...]] = {
-    # Up to the time-outs: 300 s, or 1800 s for the collective calls on the CPU.
-    "exchange_seconds": (
-        *(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
-        *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800),
-    ),
+    "exchange_seconds": _FAST_S + _SLOW_S,
     "ratio": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
 }
 

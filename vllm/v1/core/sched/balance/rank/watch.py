@@ -52,7 +52,7 @@ _PERIODS_PER_TIMEOUT = 2 * LONG_SILENCE
 _FRAMES = 8
 
 
-class Status(NamedTuple):
+class RankStatus(NamedTuple):
     """What a rank does."""
 
     doing: str
@@ -82,7 +82,7 @@ class Heartbeats:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, status: Callable[[], Status]
+        self, store: dist.Store, rank: int, size: int, status: Callable[[], RankStatus]
     ) -> None:
         self._store, self._status = store, status
         self._rank, self._size = rank, size
@@ -184,11 +184,11 @@ class RankWatch:
         self._beats = beats
 
     def show(self, doing: str, wave: int, step: int) -> None:
-        """What this rank begins to do, as in `Status`.
+        """What this rank begins to do, as in `RankStatus`.
 
         In `model` it depends on other ranks; the exchange has a time-out of its own.
         """
-        self.status = Status(doing, wave, step, time.monotonic())
+        self.status = RankStatus(doing, wave, step, time.monotonic())
 
     @property
     def in_step(self) -> bool:
