@@ -79,7 +79,9 @@ def test_an_engine_in_the_process_of_its_caller(moe_model, moe_samples, monkeypa
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     llm = LLM(
         model=str(moe_model),
-        **{"max_num_seqs": 4, "enforce_eager": True, "max_model_len": 1024},
+        max_num_seqs=4,
+        enforce_eager=True,
+        max_model_len=1024,
         data_parallel_balance="adaptive",
         disable_log_stats=False,
     )

@@ -33,7 +33,7 @@ MOST_BYTES = limit(BYTES, 256 * 1024)
 
 STATES = "VLLM_MAX_GRAMMAR_STATES"
 MOST_STATES = limit(STATES, 20_000)
-"""To which repetitions may unroll, and characters in a row. With 150,000 tokens
+"""States to which repetitions may unroll, and characters in a row. With 150,000 tokens
 xgrammar compiles `.{0,5000}` in 6 s."""
 
 REGEX_SECONDS = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
@@ -41,13 +41,14 @@ MOST_REGEX_SECONDS = limit(REGEX_SECONDS, 5)
 
 SECONDS = "VLLM_GRAMMAR_COMPILATION_TIMEOUT_S"
 MOST_SECONDS = limit(SECONDS, 30)
-"""Of anything else: `maxLength` 1,000 takes xgrammar 5 s with 150,000 tokens."""
+"""Seconds for any other grammar. With 150,000 tokens xgrammar takes 5 s for a
+`maxLength` of 1,000."""
 
 SMALL = 4096
 """Characters that are checked in the event loop: some milliseconds."""
 
 FEW_STATES = 32
-"""To which a short grammar unrolls."""
+"""States to which a short grammar unrolls."""
 
 TRIAL_BYTES = 4 << 30
 """Address space of a trial."""
@@ -92,7 +93,7 @@ def check_constraint(constraint: "StructuredOutputsParams") -> None:
 
 
 def _characters(value: object) -> int:
-    """Of a text, or of all texts of a JSON value; stops soon after the limit."""
+    """Characters of a text or of all texts of a JSON value, to soon after the limit."""
     total, left = 0, [value]
     while left and total <= MOST_BYTES:
         each = left.pop()

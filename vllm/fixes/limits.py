@@ -31,18 +31,18 @@ def limit(name: str, default: int) -> int:
 
 
 class RefusalError(VLLMValidationError):
-    """What a client gets with status 400, as it is."""
+    """A refusal whose text the client gets with status 400, as it is."""
 
 
 def too_large(field: str, what: str, most: int, name: str) -> RefusalError:
-    """That `field` passes the limit which the variable `name` sets."""
+    """The refusal of a `field` that passes the limit which the variable `name` sets."""
     return RefusalError(
         f"{field} {what}; this server takes at most {most} ({name})", parameter=field
     )
 
 
 def in_one_sentence(exc: Any, errors: Any) -> tuple[Any, Any]:
-    """Of errors among which is a `RefusalError`, that alone.
+    """The `RefusalError` alone, if one is among the errors.
 
     Upstream sends all that the errors have, twice: a body that is too large, too.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PIXELS = "VLLM_MAX_IMAGE_PIXELS"
 MOST_PIXELS = limit(PIXELS, 178_956_970)
-"""Twice what Pillow warns of, where it refuses: some models turn that off, for all."""
+"""Twice what Pillow warns of; there it refuses. Some models turn that off for all."""
 
 DOWNLOAD = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB"
 MOST_DOWNLOAD_MB = limit(DOWNLOAD, 256)
@@ -24,7 +24,7 @@ MOST_SECONDS = limit(DURATION, 600)
 
 AUDIO = "VLLM_MAX_AUDIO_DECODE_BYTES"
 MOST_AUDIO = limit(AUDIO, 256 * _MB)
-"""As float32, of all channels."""
+"""Bytes of float32, of all channels."""
 
 UPLOAD = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
 MOST_UPLOAD_MB = limit(UPLOAD, 25)
@@ -49,7 +49,7 @@ def check_image(data: bytes) -> None:
 
 
 async def read_in_limit(response: "aiohttp.ClientResponse") -> bytes:
-    """The body of a download, of which no more is read than the limit.
+    """Reads the body of a download, and no more of it than the limit.
 
     Raises:
         VLLMValidationError: there is more; the client gets status 400.

@@ -45,8 +45,8 @@ _GRACE_S = 2.0
 _watches: set[asyncio.Task[None]] = set()
 
 _parent: int | None = None
-"""Who started this server, if `multiprocessing` did, and not by way of a fork server or
-of another process that forks and may end."""
+"""The process that started this server, if `multiprocessing` did so directly: not by
+way of a fork server, or of another process that forks and may end."""
 
 
 def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
@@ -141,7 +141,7 @@ def _exit_with(status: int) -> None:
 
 
 def is_of_this_server(pid: int) -> bool:
-    """Whether the process is one of this server's, which fork may have left its socket.
+    """Whether a process is one of this server's, which may have its socket by fork.
 
     It ends together with this one, so that nobody can say more about it.
     """
@@ -156,7 +156,7 @@ def is_of_this_server(pid: int) -> bool:
 
 
 class _Connections:
-    """To the engines of a front-end; all were there when it began to serve."""
+    """Counts a front-end's connections to its engines; it begins to serve with all."""
 
     def __init__(self, client: "MPClient") -> None:
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -164,7 +164,7 @@ class _Connections:
         self._count = len(client.core_engines)
 
     def count(self) -> int:
-        """Those that are there now."""
+        """How many there are now."""
         while not (read := self._monitor.recv_multipart(zmq.NOBLOCK)).exception():
             event = parse_monitor_message(read.result())["event"]
             self._count += 1 if event == zmq.EVENT_ACCEPTED else -1
@@ -178,7 +178,7 @@ def _is_served() -> bool:
 
 
 def _missing(llm: "AsyncLLM", connections: _Connections | None) -> str | None:
-    """In words, the process without which the server cannot go on.
+    """Says which process is missing without which the server cannot go on.
 
     None if it has all of them, or is stopping.
     """

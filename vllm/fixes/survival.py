@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
-"""Fields with which logits are indexed."""
+"""Fields of a request with which logits are indexed."""
 
 MOST_LEVELS = 100
-"""Of a schema: the front-end takes the cube of them, and answers nobody meanwhile."""
+"""Levels of a schema. The front-end takes time with their cube, and answers nobody
+meanwhile."""
 
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 
@@ -47,7 +48,7 @@ def _levels(schema: object) -> int:
 def drop_unknown_ends(
     generation_config: dict[str, Any], model_config: "ModelConfig"
 ) -> None:
-    """Forgets what ends an answer by the model's files, and is no token of it.
+    """Drops ids that end an answer by the model's files and are no tokens of the model.
 
     It never answers with them, but `min_tokens` would index its logits with them.
     """
@@ -152,15 +153,15 @@ class FailedGrammar:
         logger.error("A grammar could not be compiled; its request fails: %s", error)
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """No token is right."""
+        """Rejects every token."""
         return False
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """Nor is any draft."""
+        """Rejects every draft."""
         return []
 
     def is_terminated(self) -> bool:
-        """So that upstream masks nothing, and does not ask `fill_bitmask`."""
+        """True, so that upstream masks nothing and does not ask `fill_bitmask`."""
         return True
 
     def fill_bitmask(self, bitmask: "torch.Tensor", batch_index: int) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Which rank a front-end sends a request to: the one that has least to do.
+"""Chooses the rank that a front-end sends a request to: the one with least to do.
 
 Pure Python: no torch, no vllm import.
 """
@@ -13,27 +13,27 @@ from itertools import accumulate
 from typing import NamedTuple
 
 Keys = Sequence[Hashable]
-"""For each whole chunk of a prompt, a key of all that makes its KV cache up to its end:
-tokens, adapter, images, salt."""
+"""One key for each whole chunk of a prompt. It stands for all that the KV cache depends
+on up to the end of the chunk: tokens, adapter, images, salt."""
 
 LEAST_CHUNK_TOKENS = 512
-"""Prompt tokens of a chunk, at least: smaller ones cost more to hash than they find."""
+"""Least prompt tokens of a chunk: smaller ones cost more to hash than they find."""
 
 
 def chunk_tokens(block_size: int) -> int:
-    """The prompt tokens of a chunk, which are those of whole blocks."""
+    """The prompt tokens of a chunk, which consists of whole blocks."""
     return -(-LEAST_CHUNK_TOKENS // block_size) * block_size
 
 
 class Weights(NamedTuple):
-    """What a rank has to do, of its requests in flight."""
+    """How much work for its rank each part of a request in flight is taken to be."""
 
     to_compute: int
-    """Of each prompt token, until the first token of the answer."""
+    """For each prompt token, until the first token of the answer."""
     to_attend: int
-    """Of each token of prompt and answer, until the request ends."""
+    """For each token of prompt and answer, until the request ends."""
     request: int
-    """Of each request, beside its tokens."""
+    """For each request, beside its tokens."""
 
 
 TO_COMPUTE = Weights(1, 0, 150)
@@ -43,14 +43,14 @@ so that a step lasts as long as that of the rank with the most context. The weig
 request is for what its answer is still to add, too: 1,000 to 4,000 are within 1 %."""
 
 MISSING_WEIGHT = 4
-"""A prompt token that a rank would have to compute of the request itself counts like so
-many that wait there: all ranks wait for it, and both KV caches keep it."""
+"""A token of the request's own prompt that is not cached on a rank counts as many as so
+many tokens that wait there: all ranks wait for it, and both KV caches keep it."""
 
 MOST_RANKS = 1024
-"""More get no requests by this dispatch."""
+"""Ranks beyond these get no requests by this dispatch."""
 
 _FULL = sys.maxsize
-"""More than any load: a rank without a free slot."""
+"""The load of a rank without a free slot: more than any other."""
 
 
 class Board:
@@ -61,7 +61,7 @@ class Board:
     def __init__(self) -> None:
         # Of each rank, what this front-end has sent and is not done.
         self.tokens: MutableSequence[int] = [0] * MOST_RANKS
-        """Weighted."""
+        """Weighted tokens of each rank."""
         self.requests: MutableSequence[int] = [0] * MOST_RANKS
 
     def totals(self, ranks: int) -> Sequence[Sequence[int]]:
@@ -88,8 +88,8 @@ class PrefixMemory:
         self._most = chunks
         self._keys: OrderedDict[Hashable, None] = OrderedDict()
         self.coming: Counter[Hashable] = Counter()
-        """In how many prompts that it has still to compute: apart, so that whoever
-        sends prompts and gives them up moves nothing."""
+        """By key, in how many prompts it is that are still to be computed. They count
+        apart, so that prompts which are given up evict nothing."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -115,7 +115,7 @@ class PrefixMemory:
         return low
 
     def used(self, keys: Keys) -> None:
-        """A prompt, of which the end goes before the beginning."""
+        """Notes that a prompt was used; its end is forgotten before its beginning."""
         for key in reversed(keys):
             self._keys[key] = None
             self._keys.move_to_end(key)
@@ -127,9 +127,9 @@ class PrefixMemory:
 class _Sent:
     rank: int
     keys: Keys
-    """Of its prompt."""
+    """Those of its prompt."""
     to_compute: int = 0
-    """Prompt tokens; 0 once the first token has come."""
+    """Prompt tokens to compute; 0 once the first token has come."""
     context: int = 0
     """Tokens of prompt and answer so far."""
 
@@ -164,9 +164,9 @@ class Dispatch:
         self.chunks, self.chunk_tokens = cached_chunks, chunk_tokens
         self._requests: dict[Hashable, _Sent] = {}
         self._users: Counter[Hashable] = Counter()
-        """By key of a chunk, how many requests in flight have it."""
+        """How many requests in flight have each chunk, by its key."""
         self.memories: list[PrefixMemory] = []
-        """Of each rank."""
+        """One for each rank."""
         self.resize(ranks)
 
     @property
@@ -176,7 +176,7 @@ class Dispatch:
         return list(own)[: self.ranks]
 
     def resize(self, ranks: int) -> None:
-        """There are so many ranks; requests of those that are gone are forgotten."""
+        """Follows the number of ranks; forgets requests of ranks that are gone."""
         for request, sent in list(self._requests.items()):
             if sent.rank >= ranks:
                 self.ended(request)
@@ -212,14 +212,14 @@ class Dispatch:
         return min(self._scan, key=loads.__getitem__)
 
     def rank_of(self, request: Hashable) -> int | None:
-        """Where a request that has not ended was sent."""
+        """The rank to which a request was sent that has not ended."""
         sent = self._requests.get(request)
         return None if sent is None else sent.rank
 
     def sent(
         self, request: Hashable, rank: int, prompt_tokens: int, keys: Keys = ()
     ) -> None:
-        """A request with a prompt of these keys, or more input of it, goes to a rank.
+        """Notes that a request with these keys, or more input of one, was sent.
 
         What goes to a rank that was not heard of yet is not counted, and more input is
         no beginning of a prompt.
@@ -238,7 +238,7 @@ class Dispatch:
         self._add(sent, max(1, missing), prompt_tokens)
 
     def answered(self, request: Hashable, tokens: int) -> None:
-        """So many tokens of an answer have passed; so its prompt is computed."""
+        """Notes that tokens of an answer have passed: so its prompt is computed."""
         sent = self._requests.get(request)
         if sent is None:
             return
@@ -250,7 +250,7 @@ class Dispatch:
             self._add(sent, 0, tokens)
 
     def ended(self, request: Hashable) -> None:
-        """The request has ended in any way, or was never taken."""
+        """Notes that a request has ended in any way, or was never taken."""
         sent = self._requests.pop(request, None)
         if sent is not None:
             self._computed(sent)
@@ -259,7 +259,7 @@ class Dispatch:
             _take_off(self._users, sent.keys)
 
     def _computed(self, sent: _Sent) -> None:
-        """Its prompt is not to be computed any more."""
+        """Takes its prompt off what the rank has to compute."""
         if sent.to_compute:
             self._add(sent, -sent.to_compute, 0)
             _take_off(self.memories[sent.rank].coming, sent.keys)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Which prompts a rank could compute in its next step, as far as one look tells.
+"""Finds the prompts that a rank could compute in its next step.
 
 Pure Python: no torch, no vllm import; the clock is given. The simulator's ranks call
 it, too.
@@ -16,13 +16,13 @@ FRESH = 8
 them find in the KV cache is looked up once, and may be wrong until they come up."""
 
 
-class Waits(Protocol):
+class NamedRequest(Protocol):
     """A request, as upstream has it."""
 
     request_id: str
 
 
-T = TypeVar("T", bound=Waits)
+T = TypeVar("T", bound=NamedRequest)
 
 
 class Prompt(NamedTuple):
@@ -30,7 +30,7 @@ class Prompt(NamedTuple):
 
     tokens: int
     computed: int
-    """Tokens that need not be computed: they are, or the KV cache has them."""
+    """Tokens that are computed already, or found in the KV cache."""
     blocks: int
     """Free blocks that it would take."""
 
@@ -39,7 +39,7 @@ class Pending(NamedTuple):
     """Prompts that could be started or continued."""
 
     tokens: dict[str, int]
-    """By request what is left to compute: those in progress first, then in turn."""
+    """What is left to compute of each: those in progress first, then in turn."""
     attended: int
     """Tokens that all these attend to."""
 
@@ -48,9 +48,9 @@ class Refusal(NamedTuple):
     """Upstream ended a step at a request that the gate let pass, for want of blocks."""
 
     request_id: str
-    """"" if it did not."""
+    """The request; "" if there was none."""
     free: int
-    """Free blocks then."""
+    """Blocks that were free then."""
     running: int
     """Requests that ran then."""
 
@@ -95,7 +95,7 @@ class PendingWork(Generic[T]):
             begun: prompts in progress; they are always pending.
             waiting: those that wait for nothing but a place, one for each free slot.
             free: blocks that prompts may take.
-            refusal: whom upstream had no place for, while that lasts.
+            refusal: the request that upstream had no blocks for, while that lasts.
             known: tokens that a connector has, by request.
         """
         pending: dict[str, int] = {}
@@ -138,7 +138,7 @@ class PendingAges:
         self._since: dict[str, float] = {}
 
     def oldest_since(self, names: Collection[str], now: float) -> float:
-        """When the first of all that are pending became so; `now` without any.
+        """When the oldest of the pending requests became pending; `now` without any.
 
         Args:
             names: their names.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the API servers of a host know of each other: one board in shared memory.
+"""The board in shared memory by which the API servers of a host know of each other.
 
 The process that starts them hands it to them. It has no name; whoever may read the
 memory of the servers, as all processes of the user may, can read it. Each server writes
@@ -39,11 +39,11 @@ _ROW = np.dtype(
 
 
 _memory: Any = None
-"""That of the board, in an API server which was started with one."""
+"""The memory of the board, in an API server that was started with one."""
 
 _handed: list[Any] = []
-"""Those of the boards that this process handed out: `multiprocessing` would give the
-memory that nobody here refers to away, while the servers write to it."""
+"""The memory of the boards that this process handed out. `multiprocessing` would reuse
+what nobody here refers to, while the servers write to it."""
 
 
 def create_board(context: SpawnContext, servers: int) -> Any:
@@ -52,7 +52,7 @@ def create_board(context: SpawnContext, servers: int) -> Any:
 
 
 def hand_board(args: Namespace, context: SpawnContext, servers: int) -> Namespace:
-    """What to start several API servers with: their arguments and a board.
+    """The arguments to start several API servers with, which bring them a board.
 
     The arguments, because every release hands them over at the same place.
     """
@@ -64,7 +64,7 @@ def hand_board(args: Namespace, context: SpawnContext, servers: int) -> Namespac
 
 
 class _Handed:
-    """Whoever unpickles it, an API server that starts, has its memory from then on."""
+    """Gives the board's memory to the API server that unpickles it as it starts."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory

@@ -66,7 +66,7 @@ def create_balance_dispatch(client: "DPLBAsyncMPClient") -> "BalanceDispatch | N
 
 
 PROMPTS_KNOWN = 8
-"""Of which the hashes are kept: more are not sent out in turns."""
+"""Prompts whose hashes are kept: front-ends send no more than these in turns."""
 
 
 class PromptHasher:
@@ -150,7 +150,7 @@ class BalanceDispatch:
         request.data_parallel_rank = rank
 
     def sent(self, message: EngineCoreRequest | list[str]) -> None:
-        """A request, or names of aborted ones, was serialised and goes to its rank."""
+        """Counts a request that goes to its rank, and no names of aborted ones."""
         if (
             isinstance(message, EngineCoreRequest)
             and message.data_parallel_rank is not None
@@ -163,7 +163,7 @@ class BalanceDispatch:
             )
 
     def see(self, outputs: EngineCoreOutputs) -> None:
-        """Takes first tokens, all others and ends from what an engine answers."""
+        """Notes the tokens and the ends of requests in what an engine answers."""
         for output in outputs.outputs:
             tokens = len(output.new_token_ids)
             if tokens or output.pooling_output is not None:
@@ -173,7 +173,7 @@ class BalanceDispatch:
 
 
 def _beside_tokens(request: EngineCoreRequest) -> Any:
-    """What a prompt's hashes depend on beside its tokens."""
+    """All that a prompt's hashes depend on, beside its tokens."""
     places = [
         (f.mm_position.offset, f.mm_position.length) for f in request.mm_features or ()
     ]

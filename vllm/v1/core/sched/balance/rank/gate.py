@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 REST_STEPS = 32
-"""Of which ranks exchange rows in one while nothing can be held: as often as upstream's
-ranks agree whether a wave has ended."""
+"""While nothing can be held, ranks exchange rows once in so many steps: as often as
+upstream's ranks agree whether a wave has ended."""
 
 
 def create_balance_gate(
@@ -148,7 +148,7 @@ class BalanceGate:
         self.stats = stats
         self._new_policy, self._short_first = new_policy, short_first
         self._policies: dict[str, Policy] = {}
-        """Those that this group has had: what they learned of the device stays."""
+        """Those that this group has had. What they learned of the device stays."""
         self._wish = first_wish(name)
         self._choose(name)
         self._scheduler = scheduler
@@ -222,11 +222,11 @@ class BalanceGate:
             self._send(wave, step, time.monotonic())
 
     def _rests_after(self, step: int) -> bool:
-        """Whether no rank sends rows: all know by the last that nothing is held."""
+        """Whether no rank sends a row after a step: all know that nothing is held."""
         return self.policy is None and step % REST_STEPS != 1
 
     def _send(self, wave: int, step: int, now: float) -> None:
-        """Sends this rank's row, unless it has been."""
+        """Sends this rank's row, unless it was sent early."""
         if not self._is_sent:
             self._exchange.send(self._row(wave, step, now))
             self._is_sent = True
@@ -390,6 +390,6 @@ class BalanceGate:
         self._exchange.close(sys.exc_info()[1])
 
     def take_stats(self) -> dict[str, object]:
-        """What happened since the last call and what is to do, for `SchedulerStats`."""
+        """What happened since the last call, and what is to do, for `SchedulerStats`."""
         load = load_of(self._scheduler) | {"held_requests": self._permit.num_held}
         return self.stats.take(load)

@@ -212,11 +212,11 @@ class RowExchange:
         return snapshot
 
     def skip(self, wave: int, step: int) -> None:
-        """A step has ended after which no rank sends rows."""
+        """Ends a step after which no rank sends rows."""
         self._watch.show("model", wave, step)
 
     def rest(self, wave: int, step: int) -> None:
-        """The wave has ended: no rank depends on another until the next one."""
+        """Ends a wave: no rank depends on another until the next one."""
         self._watch.show("idle", wave, step)
 
     def close(self, error: BaseException | None) -> None:
@@ -234,7 +234,7 @@ class Alone(RowExchange):
     """What a rank that waits for no other has: it gets its own row back."""
 
     def __init__(self, limits: Callable[[], Limits]) -> None:
-        """Takes what tells the rank's limits."""
+        """Takes a function that returns the rank's limits."""
         super().__init__(timeout=math.inf)
         self._own_limits = limits
 
@@ -246,5 +246,5 @@ class Alone(RowExchange):
         self._row = row
 
     def receive(self) -> Snapshot:
-        """Its row alone."""
+        """The snapshot of its own row."""
         return Snapshot.from_rows([self._row], [self._own_limits()])

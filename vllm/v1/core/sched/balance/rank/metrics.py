@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _MOST_VALUES = 1000
-"""Of a histogram in one report: a rank that only runs dummy batches reports nothing for
-as long as it has no request. Older ones are lost."""
+"""Values of a histogram in one report; older ones are lost. A rank that only runs dummy
+batches reports nothing, and would collect values without end."""
 
 _GAUGE, _COUNTER, _HISTOGRAM = "_gauge_cls", "_counter_cls", "_histogram_cls"
 """The logger's classes: those of prometheus_client, or Ray's."""
@@ -51,14 +51,14 @@ _METRICS: dict[str, tuple[str, str]] = {
         "Mean over maximum, among the ranks, of the tokens of a step.",
     ),
 }
-"""By the name after `vllm:dp_balance_`, as in a report: kind, documentation. A router
-outside can read the gauges."""
+"""Kind and documentation of each metric, by its name in a report, which stands behind
+`vllm:dp_balance_` on /metrics. A router outside can read the gauges."""
 
 _LABELS = {
     "decisions": ("policy", "decision", "reason"),
     "step_cost_seconds": ("part",),
 }
-"""Beside those that all have."""
+"""Labels of some metrics, beside those that all have."""
 
 _FAST_S = 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2
 _SLOW_S = 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800
@@ -75,8 +75,8 @@ _WARNINGS = {
     LOSING: "held requests for longer than that has saved, and lets all ranks "
     "schedule as if it were off for a while",
 }
-"""What the log says of a policy when its reason is this for the first time; how often
-it was is in the counter of decisions."""
+"""By a decision's reason, what the log says of the policy the first time. How often it
+happens is in the counter of decisions."""
 
 
 class BalanceStats:

@@ -31,10 +31,9 @@ class PrefillPermit:
         self._scheduler = scheduler
         self._set_aside = SetAside()
         self.looked_up: dict[str, int] = {}
-        """Tokens that need not be computed of waiting requests that a connector was
-        asked for."""
+        """By waiting request that a connector was asked for, the tokens that it has."""
         self.refusal = NOBODY
-        """Whom upstream had no blocks for when it was asked last."""
+        """The request that the last pass could not allocate."""
         # A scheduler makes its gate before it knows its largest step.
         self._begin(OPEN, max_tokens=0)
 
@@ -73,7 +72,7 @@ class PrefillPermit:
 
     @property
     def _looks_on(self) -> bool:
-        """Whether fewer are held that wait than slots are free: upstream goes on."""
+        """Whether upstream goes on: fewer are held that wait than slots are free."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
         return len(self._held_waiting) < slots
@@ -111,7 +110,7 @@ class PrefillPermit:
         }
 
     def _refused(self, last: Request) -> Refusal:
-        """Whether the pass found no blocks for the last that was clipped.
+        """The request that was clipped last, if the pass found no blocks for it.
 
         If that still waits, it found none, unless its encoder inputs or a Mamba layer
         wanted more tokens than this step had left: the next may have them. What found

@@ -63,7 +63,7 @@ class SchedulerReads:
         """Prompts that the next step could compute.
 
         Args:
-            refusal: whom upstream had no place for when it was asked last.
+            refusal: the request that the last pass could not allocate.
             known: tokens that a connector, or the KV cache, has of those that it looked
                 up and that were held.
         """
@@ -125,8 +125,8 @@ class SchedulerReads:
 
 
 HEADS = 64
-"""Requests of a heap that are looked at: the first is in its turn, the others nearly.
-A queue's own iterator copies and sorts all of it."""
+"""Requests of a heap that are looked at: its first elements are about those that are
+next. A queue's own iterator would copy and sort all of it."""
 _TURN = attrgetter("priority", "arrival_time", "request_id")
 
 
@@ -162,7 +162,7 @@ def num_waiting(scheduler: "Scheduler") -> int:
 
 
 QUEUE_SAMPLE = 64
-"""Waiting requests whose tokens are added up; the others are taken to be like them."""
+"""Waiting requests whose tokens are counted; the others are taken to be like them."""
 
 
 def load_of(scheduler: "Scheduler") -> dict[str, int]:

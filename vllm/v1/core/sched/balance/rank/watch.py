@@ -38,14 +38,14 @@ logger = init_logger(__name__)
 FILE = "vllm-balance status"
 
 LONG_S = 2.0
-"""What lasts longer may be a hang: then a rank shows its stack."""
+"""Seconds after which a rank shows its stack: what lasts longer may be a hang."""
 
 PATIENCE = 4
-"""A rank is silent if its heartbeat is the same in as many readings that follow one
-another: a store that is slow is so for the reader, too."""
+"""A rank is silent if its heartbeat is the same in so many readings that follow one
+another. Readings, not seconds: a slow store slows the reader, too."""
 
 LONG_SILENCE = 10
-"""Half a time-out: so long, and the watch ends a process that waits for the rank."""
+"""Readings in half a time-out; then the watch ends a process that waits for it."""
 
 _LONGEST_PERIOD_S = 0.5
 _PERIODS_PER_TIMEOUT = 2 * LONG_SILENCE
@@ -59,16 +59,16 @@ class RankStatus(NamedTuple):
     """`model` for all between two exchanges, `exchange`, or `idle`."""
     wave: int
     step: int
-    """The last one that has ended."""
+    """The last step that has ended."""
     since: float
-    """Seconds of `time.monotonic` when it began."""
+    """When it began to do this, in seconds of `time.monotonic`."""
 
     def lasts(self) -> float:
         """Seconds for which the rank has done it."""
         return time.monotonic() - self.since
 
     def text(self, rank: int, size: int) -> str:
-        """What the status file says."""
+        """The content of the status file."""
         stack = _main_stack() if self.lasts() > LONG_S else ""
         found = {"rank": rank, "size": size, **self._asdict()}
         return json.dumps({**found, "seen": time.monotonic(), "stack": stack})
@@ -222,7 +222,7 @@ class RankWatch:
         beats.end()
 
     def _watch(self) -> None:
-        """Body of the thread."""
+        """Runs in the thread."""
         file = _open_file()
         while True:
             end_if_orphaned()

@@ -29,13 +29,13 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "align": Align,
     "adaptive": Adaptive,
 }
-"""What makes each policy, and takes its parameters; "off" has none."""
+"""A factory for each policy, which takes its parameters; "off" has none."""
 
 SHORT_FIRST = frozenset({"adaptive"})
-"""Those with which short prompts pass long ones; see `order.py`."""
+"""Policies with which short prompts pass long ones; see `order.py`."""
 
 ALONE = frozenset({"adaptive"})
-"""Those that gain something where no rank waits for another."""
+"""Policies that gain something where no rank waits for another."""
 
 
 def create_policy(

@@ -64,7 +64,7 @@ class Known(NamedTuple):
     """What was learned of the device and of the traffic."""
 
     fit: CostFit = CostFit()
-    """Of what steps cost."""
+    """The fit of what steps cost."""
     cost: StepCost | None = None
     """What the fit says; None before any step without prefill was timed."""
     attention: float = 0.0
@@ -278,7 +278,7 @@ def _weigh(
     work: Sequence[float],
     snapshot: Snapshot,
 ) -> Decision:
-    """A release, if one is worth it: not even an arrival slips in before."""
+    """A release, if one is worth it; else a hold, which no arrival slips through."""
     largest = max(snapshot.max_tokens)
     limit = max(1, largest - max(snapshot.running))
     requests, stretch = max(1, _requests(snapshot)), known.flow.stretch

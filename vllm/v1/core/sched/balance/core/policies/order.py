@@ -16,7 +16,7 @@ T = TypeVar("T")
 @dataclass
 class _Prompt:
     tokens: int
-    """To compute, when it first was pending."""
+    """Tokens to compute when it first was pending."""
     allowed: int
     """Tokens of others that may still pass it."""
 
@@ -36,7 +36,7 @@ class ShortFirst:
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompt] = {}
-        """Of all that ever were pending and are not finished."""
+        """Those that ever were pending and are not finished."""
 
     def sort(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 SECONDS = 1e-6
-"""The microseconds of a row in seconds."""
+"""Seconds of a microsecond, in which rows have times."""
 
 
 class Row(NamedTuple):

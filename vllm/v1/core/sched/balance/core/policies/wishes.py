@@ -11,16 +11,16 @@ Pure Python: no torch, no vllm import.
 """
 
 NAMES = ("off", "cap", "align", "adaptive")
-"""What can be wished for: the values of `--data-parallel-balance`."""
+"""The policies that can be wished for: the values of `--data-parallel-balance`."""
 
 
 def first_wish(name: str) -> int:
-    """Of a rank that starts with this policy."""
+    """The wish of a rank that starts with this policy."""
     return NAMES.index(name)
 
 
 def next_wish(wish: int, name: str) -> int:
-    """For this policy, after that wish.
+    """A wish for this policy, newer than that one.
 
     Raises:
         ValueError: there is no such policy.
@@ -29,5 +29,5 @@ def next_wish(wish: int, name: str) -> int:
 
 
 def wished(wish: int) -> str:
-    """The policy."""
+    """The policy that a wish is for."""
     return NAMES[wish % len(NAMES)]
