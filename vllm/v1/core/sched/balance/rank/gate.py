@@ -390,6 +390,6 @@ class BalanceGate:
         self._exchange.close(sys.exc_info()[1])
 
     def take_stats(self) -> dict[str, object]:
-        """What happened since the last call, and what is to do, for `SchedulerStats`."""
+        """For `SchedulerStats`: what happened since the last call and is to be done."""
         load = load_of(self._scheduler) | {"held_requests": self._permit.num_held}
         return self.stats.take(load)
