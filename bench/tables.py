@@ -111,7 +111,7 @@ OURS = "align", "cap"
 
 def regimes(results: Results) -> Rows:
     """By regime how `adaptive` compares with `off` and with the best rival."""
-    head = ["regime", "cells", "time over `off`", "lead over other engines' rules"]
+    head = ["regime", "cells", "latency over `off`", "lead over other engines' rules"]
     rows: Rows = [[*head, "lead over the best"]]
     by_regime = groups(results["regimes"]["cells"], "regime")
     everything = [cell for cells in by_regime.values() for cell in cells]
@@ -148,7 +148,7 @@ def usual(results: Results) -> list[Cell]:
 def whose(results: Results) -> Rows:
     """What rule, dispatch and order bring, one after the other."""
     cells = usual(results)
-    rows: Rows = [["served", "time over `off`", "lead", "worst", "behind"]]
+    rows: Rows = [["served", "latency over `off`", "lead", "worst", "behind"]]
     for name in (
         *("our dispatch alone", "align, vLLM's dispatch", "align", "align, our order"),
         *("adaptive, in order, vLLM's dispatch", "adaptive, vLLM's dispatch"),
@@ -167,24 +167,47 @@ def whose(results: Results) -> Rows:
     return rows
 
 
+WITHIN = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
+"""Its column is the share of requests that keep both limits, in per cent."""
+SEEN = ["TTFT p50, s", "times", "TTFT p99, s", "times", "TPOT, ms", WITHIN]
+
+
+def seen(cells: Sequence[Cell]) -> list[str]:
+    """What users see, `off` → `adaptive`, means of the cells."""
+    columns = []
+    for name, form, unit in (
+        ("median_ttft_ms", ".1f", 1e-3),
+        (TAIL, ".1f", 1e-3),
+        (TPOT, ".0f", 1),
+        ("goodput", ".0f", 100),
+    ):
+        off, now = (
+            unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
+            for policy in ("off", "adaptive")
+        )
+        columns.append(f"{off:{form}} → {now:{form}}")
+        if "ttft" in name:
+            columns.append(f"{now / off:.1f}")
+    return columns
+
+
 def first_tokens(results: Results) -> Rows:
-    """What users see, `off` → `adaptive`."""
-    goodput = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
-    rows: Rows = [["trace, load", "TTFT p50, s", "TTFT p99, s", "TPOT, ms", goodput]]
-    for (trace, load), cells in groups(usual(results), "of", "load").items():
-        columns = []
-        for name, form, unit in (
-            ("median_ttft_ms", ".1f", 1e-3),
-            (TAIL, ".0f", 1e-3),
-            ("mean_tpot_ms", ".0f", 1),
-            ("goodput", ".0f", 100),
-        ):
-            means = [
-                unit * statistics.fmean(figure(c, p, name) for c in cells)
-                for p in ("off", "adaptive")
-            ]
-            columns.append(" → ".join(f"{each:{form}}" for each in means))
-        rows.append([f"{trace}, {load_name(load)}", *columns])
+    """What users see in windows of traces."""
+    found = groups(usual(results), "of", "load").items()
+    rows = ([f"{of}, {load_name(load)}", *seen(cells)] for (of, load), cells in found)
+    return [["trace, load", *SEEN], *rows]
+
+
+POISSON = "requests come at random, drawn lengths"
+
+
+def poisson(results: Results) -> Rows:
+    """What users see where requests come at random; `first` is the number of ranks."""
+    rows: Rows = [["prompt / answer, ranks, load", *SEEN, "mean latency"]]
+    for cell in select(results["regimes"]["cells"], regime=POISSON):
+        place = f"{cell['of']}, {cell['first']}, {load_name(cell['load'])}"
+        latency = figure(cell, "adaptive") / figure(cell, "off")
+        rows.append([place, *seen([cell]), f"{latency:.2f}"])
     return rows
 
 
@@ -202,7 +225,7 @@ def by_load(results: Results) -> Rows:
 def of_rivals(results: Results) -> Rows:
     """How each rival compares with `adaptive` over all cells in which it is run."""
     cells = results["regimes"]["cells"]
-    rows: Rows = [["rule", "time over `adaptive`", "least", "most", "ahead"]]
+    rows: Rows = [["rule", "latency over `adaptive`", "least", "most", "ahead"]]
     for name in rivals(usual(results)[0]):
         having = [cell for cell in cells if name in cell["policies"]]
         ratios = [figure(cell, name) / figure(cell, "adaptive") for cell in having]
@@ -460,11 +483,39 @@ def costs_hosts(results: Results) -> Rows:
     return rows
 
 
+def exchange(results: Results) -> Rows:
+    """What the ranks' exchange adds to a step, and under which conditions."""
+    rows: Rows = [["where", "conditions", "ms a step", "p90", "upstream's own call"]]
+    found = results["costs"]["exchange"]
+    for what, (median, tail) in found[FIGURES].items():
+        if what.startswith("rows, "):
+            ranks = what.removeprefix("rows, ")
+            other, _ = found[FIGURES][f"one number, upstream's, {ranks}"]
+            times = (f"{each / 1e3:.1f}" for each in (median, tail, other))
+            rows.append([f"{ranks}, one machine", found["made"], *times])
+    if waits := [
+        x["exchange_us"] / 1e3 for x in results["real"]["cells"] if x["rounds"]
+    ]:
+        machine = f"real ranks, {results['real']['machine']}"
+        ends = " to ".join(sorted({f"{min(waits):.1f}", f"{max(waits):.1f}"}))
+        rows.append(["2 ranks, one machine", machine, ends, "", ""])
+    hosts: dict[str, dict[str, float]] = {}
+    for what, (median, _) in results["costs"]["hosts"][FIGURES].items():
+        scheduling, count, delay, kind = what.split(", ", 3)
+        if kind in ("off", "adaptive"):
+            place = f"{count}, {delay} on the way"
+            hosts.setdefault(f"{place}|{scheduling}", {})[kind] = median / 1e3
+    for name, of in hosts.items():
+        more = f"{of['adaptive'] - of['off']:.1f}".replace("-0.0", "0.0")
+        rows.append([*name.split("|"), more, "", ""])
+    return rows
+
+
 def costs(part: str) -> Callable[[Results], Rows]:
     """Of one part, in microseconds."""
 
     def table(results: Results) -> Rows:
-        rows: Rows = [["", "median, µs", "ninth tenth"]]
+        rows: Rows = [["", "median, µs", "p90"]]
         found = results["costs"][part][FIGURES]
         rows += [
             [what, *(f"{each:g}" for each in pair)] for what, pair in found.items()
@@ -491,11 +542,28 @@ def made(results: Results) -> Rows:
 TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
-        *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
-        *(deployments, devices, published, baselines, agents, roles),
-        *(real, real_costs, costs_hosts, made),
+        regimes,
+        whose,
+        first_tokens,
+        poisson,
+        by_load,
+        of_rivals,
+        tails,
+        servers,
+        one_rank,
+        deployments,
+        devices,
+        published,
+        baselines,
+        agents,
+        roles,
+        real,
+        real_costs,
+        costs_hosts,
+        exchange,
+        made,
     )
-} | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}
+} | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice")}
 
 
 def markdown(rows: Rows) -> str:
