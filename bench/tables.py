@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/measurements.md.
+"""The tables of README.md, docs/results.md and docs/measurements.md.
 
 Each stands between ``<!-- table NAME -->`` and ``<!-- end -->``; all else of the pages
 is written by hand. A *lead* is how much less time a request takes on average with
@@ -17,7 +17,7 @@ Cell = Mapping[str, Any]
 Rows = list[list[str]]
 Results = Mapping[str, Any]
 
-PAGES = "results.md", "measurements.md"
+PAGES = "README.md", "docs/results.md", "docs/measurements.md"
 USUAL = "8 ranks, 32 slots, steps of 8,192"
 MEAN, TAIL, SERVED = "mean_e2el_ms", "p99_ttft_ms", "output_throughput"
 TPOT = "mean_tpot_ms"
@@ -176,7 +176,7 @@ def seen(cells: Sequence[Cell]) -> list[str]:
     """What users see, `off` → `adaptive`, means of the cells."""
     columns = []
     for name, form, unit in (
-        ("median_ttft_ms", ".1f", 1e-3),
+        (FIRST_TOKEN, ".1f", 1e-3),
         (TAIL, ".1f", 1e-3),
         (TPOT, ".0f", 1),
         ("goodput", ".0f", 100),
@@ -408,6 +408,47 @@ def roles(results: Results) -> Rows:
     return rows
 
 
+# ---- The headline
+
+
+FIRST_TOKEN = "median_ttft_ms"
+AT_90 = "public traces at 90 % of what plain vLLM can serve"
+
+
+def headline(results: Results) -> Rows:
+    """By load, over `off`: latency with `align` and `adaptive`, and its first token."""
+    rows: Rows = [["load", "latency, `align`", "latency, `adaptive`"]]
+    rows[0].append("first token, `adaptive`")
+    for cell in (c for c in results["real"]["cells"][:1] if c["rounds"]):
+        policies = cell["policies"]
+        tokens = zip(
+            *(policies[n][FIRST_TOKEN] for n in ("adaptive", "off")), strict=True
+        )
+        ratios = [policies[name]["ratio"][0] for name in ("align", "adaptive")]
+        ratios.append(geometric(now / off for now, off in tokens))
+        ran = f"{cell['rounds']} rounds, {cell['date']}"
+        what = "two real ranks on CPU cores, nothing emulated, all slots in use"
+        rows.append([f"**measured:** {what} ({ran})", *(f"{x:.2f}" for x in ratios)])
+        predicted = (f"{cell['predicted'][name]:.2f}" for name in ("align", "adaptive"))
+        rows.append(["the simulator's prediction of it", *predicted, ""])
+    cells = results["regimes"]["cells"]
+    traces = [cell for cell in cells if cell["of"] in {c["of"] for c in usual(results)}]
+    for what, found in (
+        ("**simulated:** public traces, all slots in use", select(traces, load=None)),
+        (AT_90, select(traces, load=0.9)),
+        ("at 60 %", select(traces, load=0.6)),
+        ("at 30 %", select(traces, load=0.3)),
+        ("Poisson arrivals at 35 to 65 %", select(cells, regime=POISSON)),
+    ):
+        ratios = [
+            mean_ratio(found, "align", "off"),
+            mean_ratio(found, "adaptive", "off"),
+            mean_ratio(found, "adaptive", "off", FIRST_TOKEN),
+        ]
+        rows.append([what, *(f"{ratio:.2f}" for ratio in ratios)])
+    return rows
+
+
 # ---- Real ranks
 
 
@@ -542,6 +583,7 @@ def made(results: Results) -> Rows:
 TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
+        headline,
         regimes,
         whose,
         first_tokens,
@@ -592,5 +634,5 @@ def fill(root: Path) -> None:
     paths = (root / "bench" / "results").glob("*.json")
     results = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in paths}
     for name in PAGES:
-        page = root / "docs" / name
+        page = root / name
         page.write_text(filled(page.read_text(encoding="utf-8"), results), "utf-8")

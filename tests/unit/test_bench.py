@@ -76,7 +76,7 @@ def test_a_table_shows_the_worst_cell_and_whose_it_is():
 
 @pytest.mark.parametrize("page", tables.PAGES)
 def test_the_tables_are_those_of_the_results(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     results = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in (ROOT / "bench" / "results").glob("*.json")

@@ -1,9 +1,13 @@
-"""The pages: links lead somewhere, and commands are ones that a shell and we take."""
+"""The pages: links lead somewhere, commands are taken, and two READMEs agree.
+
+Tables that are made of results are compared in `test_bench.py`.
+"""
 
 import argparse
 import re
 import shlex
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,9 @@ from vllm.benchmarks.dp_balance import cli
 from vllm.benchmarks.dp_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REPORTS = sorted((ROOT / "docs" / "upstreaming").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *REPORTS])
 PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 SIMULATOR = "vllm bench dp-balance "
@@ -34,8 +40,8 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_newcomers_find_every_page_from_the_readme():
-    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
-    pages = {str(page.relative_to(ROOT)) for page in PAGES}
+    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", README))
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if page not in REPORTS}
     assert pages - linked <= {"README.md"}
 
 
@@ -79,3 +85,17 @@ def our_parser_takes(given):
 
 def test_commands_were_found():
     assert sum(len(commands(page)) for page in PAGES) > 50
+
+
+def figures(text):
+    """The numbers of each section, but those of links, and how often it has them."""
+    sections = re.split(r"^## .*$", re.sub(r"\]\([^)]*\)", "]", text), flags=re.M)
+    return [Counter(re.findall(r"\d+(?:[.,]\d+)*", each)) for each in sections]
+
+
+def test_the_chinese_readme_has_the_figures_of_the_english_one():
+    """It ends after the same sections; comments in commands are not translated."""
+    chinese = figures((ROOT / "README.zh.md").read_text(encoding="utf-8"))
+    english = figures(README)[: len(chinese)]
+    assert len(chinese) == 5
+    assert chinese == english
