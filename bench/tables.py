@@ -40,10 +40,6 @@ def groups(cells: Iterable[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
     return found
 
 
-FIGURES = "median and ninth tenth, us"
-"""Of a part of the costs."""
-
-
 def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
     """One figure of a policy."""
     return float(cell["policies"][policy][name])
@@ -507,63 +503,7 @@ def real_costs(results: Results) -> Rows:
     return rows
 
 
-# ---- Costs, and how it was made
-
-
-def costs_hosts(results: Results) -> Rows:
-    """A step between hosts with balance off, and by how much others are longer."""
-    found: dict[str, dict[str, float]] = {}
-    for what, (median, _) in results["costs"]["hosts"][FIGURES].items():
-        *place, kind = what.split(", ", 3)
-        found.setdefault(", ".join(place), {})[kind] = median
-    kinds = [*dict.fromkeys(kind for of in found.values() for kind in of)][1:]
-    rows: Rows = [["scheduling, hosts, delay", "`off`, ms", *kinds]]
-    for place, of in found.items():
-        more = [f"{of[k] / of['off'] - 1:+.1%}" if k in of else "" for k in kinds]
-        rows.append([place, f"{of['off'] / 1e3:.1f}", *more])
-    return rows
-
-
-def exchange(results: Results) -> Rows:
-    """What the ranks' exchange adds to a step, and under which conditions."""
-    rows: Rows = [["where", "conditions", "ms a step", "p90", "upstream's own call"]]
-    found = results["costs"]["exchange"]
-    for what, (median, tail) in found[FIGURES].items():
-        if what.startswith("rows, "):
-            ranks = what.removeprefix("rows, ")
-            other, _ = found[FIGURES][f"one number, upstream's, {ranks}"]
-            times = (f"{each / 1e3:.1f}" for each in (median, tail, other))
-            rows.append([f"{ranks}, one machine", found["made"], *times])
-    if waits := [
-        x["exchange_us"] / 1e3 for x in results["real"]["cells"] if x["rounds"]
-    ]:
-        machine = f"real ranks, {results['real']['machine']}"
-        ends = " to ".join(sorted({f"{min(waits):.1f}", f"{max(waits):.1f}"}))
-        rows.append(["2 ranks, one machine", machine, ends, "", ""])
-    hosts: dict[str, dict[str, float]] = {}
-    for what, (median, _) in results["costs"]["hosts"][FIGURES].items():
-        scheduling, count, delay, kind = what.split(", ", 3)
-        if kind in ("off", "adaptive"):
-            place = f"{count}, {delay} on the way"
-            hosts.setdefault(f"{place}|{scheduling}", {})[kind] = median / 1e3
-    for name, of in hosts.items():
-        more = f"{of['adaptive'] - of['off']:.1f}".replace("-0.0", "0.0")
-        rows.append([*name.split("|"), more, "", ""])
-    return rows
-
-
-def costs(part: str) -> Callable[[Results], Rows]:
-    """Of one part, in microseconds."""
-
-    def table(results: Results) -> Rows:
-        rows: Rows = [["", "median, µs", "p90"]]
-        found = results["costs"][part][FIGURES]
-        rows += [
-            [what, *(f"{each:g}" for each in pair)] for what, pair in found.items()
-        ]
-        return rows
-
-    return table
+# ---- How it was made
 
 
 def made(results: Results) -> Rows:
@@ -576,7 +516,6 @@ def made(results: Results) -> Rows:
         rows.append([name, python, version["balance"]])
     if head := results.get("real"):
         rows.append(["real", head["machine"], head["versions"]["balance"]])
-    rows += [[f"costs: {n}", x["made"], ""] for n, x in results["costs"].items()]
     return rows
 
 
@@ -601,11 +540,9 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
         roles,
         real,
         real_costs,
-        costs_hosts,
-        exchange,
         made,
     )
-} | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice")}
+}
 
 
 def markdown(rows: Rows) -> str:
