@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from vllm.benchmarks.dp_balance import cli
 from vllm.benchmarks.dp_balance.trial import command as command_of_trial
 
@@ -85,6 +86,29 @@ def our_parser_takes(given):
 
 def test_commands_were_found():
     assert sum(len(commands(page)) for page in PAGES) > 50
+
+
+def test_the_pages_name_one_range_of_pythons_for_each_target():
+    text = "\n".join(page.read_text() for page in PAGES)
+    found = {*re.findall(r"3\.\d+ to 3\.\d+", text)}
+    assert found == {"3.10 to 3.13", "3.10 to 3.12"}
+
+
+def test_operators_go_back_when_the_alerts_fire():
+    """After as long, and at the same thresholds."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (.*) \| (\d+) minutes \| `(\w+)` \|$", page, re.M)
+    path = ROOT / "deploy" / "kubernetes" / "monitoring" / "alerts.yaml"
+    (group,) = yaml.safe_load(path.read_text())["spec"]["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    thresholds = {"10 s": "> 10", "a tenth": "> 0.1 *", "20 ms": "> 0.02"}
+    assert len(rows) == len(thresholds)
+    for (what, minutes, name), (said, expression) in zip(
+        rows, thresholds.items(), strict=True
+    ):
+        assert said in what
+        assert expression in rules[name]["expr"]
+        assert rules[name]["for"] == f"{minutes}m"
 
 
 def figures(text):
