@@ -28,7 +28,7 @@ endif
 # kernels, series and wheel, which other commands here run; and rebase, drift, contract,
 # doctor and verify, which take longest.
 PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed serving upstream \
-    vendoring test_distribution.py test_main.py test_same_decisions.py)
+    vendoring simulator/test_same_decisions.py test_distribution.py test_main.py)
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \
@@ -38,7 +38,7 @@ ASCEND ?=
 SLOW ?=
 
 .PHONY: help demo test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
-	vendor wheel wheels image release env advisories constraints clean
+	vendor wheel wheels image release env advisories reference constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -106,6 +106,9 @@ env: $(VENV)  ## install the reference wheel into an environment and print its p
 
 advisories: $(VENV)  ## write the tables of SECURITY.md from advisories.toml
 	$(TOOL) advisories
+
+reference: $(VENV)  ## write docs/reference.md from the parsers
+	$(TOOL) reference
 
 clean:  ## delete what was built; downloads in build/cache stay
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +

@@ -163,6 +163,25 @@ def whose(results: Results) -> Rows:
     return rows
 
 
+def barrier(results: Results) -> Rows:
+    """How much of what the barrier costs `adaptive` wins; times are in seconds."""
+    rows: Rows = [["trace, load", "`off`", "`adaptive`", "no barrier", "won"]]
+    names = "off", "adaptive", "off, no barrier"
+    cells = results["barrier"]["cells"]
+    by_place = groups(cells, "of", "load")
+    by_place |= {("all", *load): found for load, found in groups(cells, "load").items()}
+    for (trace, load), found in by_place.items():
+        means = [statistics.fmean(figure(c, n) for c in found) for n in names]
+        times = (f"{mean / 1e3:.1f}" for mean in means)
+        rows.append([f"{trace}, {load_name(load)}", *times, won(*means)])
+    return rows
+
+
+def won(off: float, adaptive: float, without: float) -> str:
+    """Of what `off` takes longer than ranks without a barrier."""
+    return percent((off - adaptive) / (off - without), ".0f")
+
+
 WITHIN = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
 """Its column is the share of requests that keep both limits, in per cent."""
 SEEN = ["TTFT p50, s", "times", "TTFT p99, s", "times", "TPOT, ms", WITHIN]
@@ -506,10 +525,13 @@ def real_costs(results: Results) -> Rows:
 # ---- How it was made
 
 
+MADE = "regimes", "barrier", "one_rank", "deployments", "published", "agents"
+
+
 def made(results: Results) -> Rows:
     """What each result was made with."""
     rows: Rows = [["result", "made with", "policies"]]
-    for name in ("regimes", "one_rank", "deployments", "published", "agents"):
+    for name in [name for name in MADE if name in results]:
         head = results[name]
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
@@ -524,6 +546,7 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
     for each in (
         headline,
         regimes,
+        barrier,
         whose,
         first_tokens,
         poisson,
