@@ -29,20 +29,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return printing(lambda: _main(arguments))
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    whole = argparse.ArgumentParser(
         prog="vllm-balance", description="What is installed, and is it intact."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    info_parser = commands.add_parser("info", help="print what is installed")
-    info_parser.add_argument("--json", action="store_true", help="the whole record")
-    text = "compare every installed file with what was built"
-    commands.add_parser("verify", help=text)
-    text = "is this machine right for the wheel; changes nothing"
-    command.add_arguments(commands.add_parser("doctor", help=text))
-    text = "tell the policy of a running server, or change it"
-    policy.add_arguments(commands.add_parser("policy", help=text))
-    chosen = parser.parse_args(arguments)
+    commands = whole.add_subparsers(dest="command", required=True)
+    for name, text, add_arguments in (
+        ("info", "print what is installed", _add_arguments_of_info),
+        ("verify", "compare every installed file with what was built", None),
+        (
+            "doctor",
+            "is this machine right for the wheel; changes nothing",
+            command.add_arguments,
+        ),
+        (
+            "policy",
+            "tell the policy of a running server, or change it",
+            policy.add_arguments,
+        ),
+    ):
+        about = f"{text[0].upper()}{text[1:]}."
+        verb = commands.add_parser(name, help=text, description=about)
+        if add_arguments is not None:
+            add_arguments(verb)
+    return whole
+
+
+def _add_arguments_of_info(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--json", action="store_true", help="the whole record")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    chosen = parser().parse_args(arguments)
     if chosen.command == "doctor":
         return command.run(chosen)
     if chosen.command == "policy":

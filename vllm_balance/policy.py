@@ -90,13 +90,17 @@ def _ask(url: str, name: str | None = None) -> dict[str, Any]:
     """What the server says of its policy, also after a wish for another."""
     parts = urlsplit(url)
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    if parts.scheme not in kinds or not parts.hostname:
+    try:
+        connect, host, port = kinds[parts.scheme], parts.hostname, parts.port
+    except (KeyError, ValueError):
+        host = None
+    if not host:
         raise RefusedError("expected a URL as http://HOST:PORT, of an API server")
     key = os.environ.get(KEY, "")
     if not key:
         raise RefusedError(f"set {KEY} to the key that the server was started with")
     try:
-        connection = kinds[parts.scheme](parts.hostname, parts.port, timeout=ANSWER_S)
+        connection = connect(host, port, timeout=ANSWER_S)
         try:
             body = None if name is None else json.dumps({"policy": name})
             headers = {"Authorization": f"Bearer {key}"}

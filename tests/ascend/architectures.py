@@ -95,8 +95,12 @@ def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     text |= {"vocab_size": vocabulary, "rope_parameters": rotary}
     text["norm_topk_prob"] = True  # as Hugging Face does, and does not write
     vision = {
-        **{"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
-        **{"out_hidden_size": shape["hidden_size"], "num_position_embeddings": 64},
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": shape["hidden_size"],
+        "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0],
     }
     config = transformers.Qwen3VLMoeConfig(

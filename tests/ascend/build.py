@@ -29,8 +29,8 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree, sha256_of
 from balance_tools.paths import Paths
 from balance_tools.upstream.fetch import fetch
-from balance_tools.upstream.index import pip_settings
 from balance_tools.upstream.lock import Artifact
+from balance_tools.upstream.pip_config import pip_settings
 from emulator import native
 from unpack import unpack
 from unpatched import make_unpatched

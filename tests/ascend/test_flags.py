@@ -14,11 +14,17 @@ from test_serving import ENVIRONMENT, ONE_PROCESS, _patience  # noqa: F401
 from vllm_server import Server
 
 OPTIONS = (
-    *("--dtype", "float32", "--max-model-len", "512", "--api-server-count", "1"),
-    *("--gpu-memory-utilization", "0.3", "--max-num-seqs", "2"),
-    *("--max-num-batched-tokens", "4096", "--no-enable-prefix-caching"),
-    *("--enable-expert-parallel", "--data-parallel-size", "2"),
-    *("--data-parallel-balance", "adaptive", "--async-scheduling"),
+    "--dtype=float32",
+    "--max-model-len=512",
+    "--api-server-count=1",
+    "--gpu-memory-utilization=0.3",
+    "--max-num-seqs=2",
+    "--max-num-batched-tokens=4096",
+    "--no-enable-prefix-caching",
+    "--enable-expert-parallel",
+    "--data-parallel-size=2",
+    "--data-parallel-balance=adaptive",
+    "--async-scheduling",
 )
 EAGER = ("--enforce-eager",)
 IN_GRAPHS = ("--compilation-config", json.dumps(GRAPHS["compilation_config"]))

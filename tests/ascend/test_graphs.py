@@ -109,10 +109,16 @@ class Updatable:
 
     def attend(self, length, kernel, **out):
         return kernel(
-            *(self.query, self.cache, self.cache),
-            **{"block_table": self.table, "block_size": 4, "input_layout": "TND"},
-            **{"actual_seq_lengths": [1], "actual_seq_lengths_kv": [length]},
-            **{"sparse_mode": 3, **out},
+            self.query,
+            self.cache,
+            self.cache,
+            block_table=self.table,
+            block_size=4,
+            input_layout="TND",
+            actual_seq_lengths=[1],
+            actual_seq_lengths_kv=[length],
+            sparse_mode=3,
+            **out,
         )
 
     def attend_into_out(self, length):

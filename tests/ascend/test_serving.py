@@ -16,9 +16,14 @@ from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_server import Server
 
 OPTIONS = (
-    *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
-    *("--gpu-memory-utilization", "0.3", "--max-num-batched-tokens", "256"),
-    *("--enable-expert-parallel", "--api-server-count", "1", "--max-num-seqs", "2"),
+    "--dtype=float32",
+    "--max-model-len=512",
+    "--enforce-eager",
+    "--gpu-memory-utilization=0.3",
+    "--max-num-batched-tokens=256",
+    "--enable-expert-parallel",
+    "--api-server-count=1",
+    "--max-num-seqs=2",
 )
 RANKS = "--data-parallel-size"
 ENVIRONMENT = {"EMULATOR_MEMORY": str(2 << 30), "OMP_NUM_THREADS": "1"}
@@ -30,7 +35,9 @@ POLICIES = {
     "off": ONE_PROCESS,
     "cap": ("--data-parallel-balance", "cap"),
     "align": (
-        *("--data-parallel-balance", "align", "--no-async-scheduling"),
+        "--data-parallel-balance",
+        "align",
+        "--no-async-scheduling",
         *ONE_PROCESS,
     ),
     "adaptive": ("--data-parallel-balance", "adaptive", *ONE_PROCESS),

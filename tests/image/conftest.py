@@ -9,20 +9,21 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from balance_tools.distribution import Choice
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
-from balance_tools.upstream import index
+from balance_tools.upstream import pip_config
 from balance_tools.wheel.build import build_wheel
 from containers import Podman, make_podman
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("mmdebstrap", "podman", "runc")
 BARE = "localhost/bare-debian"
+REMOTE = ("http", "https")
 PIP_CERT = "/etc/pip-cert.pem"
 SPACE_GB = 16
 """Free disk that the build needs: 14 GB were seen, most of it copies of PyTorch."""
@@ -83,7 +84,7 @@ def debian(
 def pip_settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A file with the settings that this machine's pip needs, and volumes for them."""
     settings = tmp_path_factory.mktemp("pip") / "pip.conf"
-    return settings, settings_for_pip(index.pip_settings(), settings)
+    return settings, settings_for_pip(pip_config.pip_settings(), settings)
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +110,7 @@ def image(
     return result.stdout.splitlines()[-1]
 
 
-def settings_for_pip(config: index.PipSettings, settings: Path) -> list[str]:
+def settings_for_pip(config: pip_config.PipSettings, settings: Path) -> list[str]:
     """Write what this machine's pip is configured to use to the file `settings`.
 
     Returns:
@@ -120,8 +121,12 @@ def settings_for_pip(config: index.PipSettings, settings: Path) -> list[str]:
     for source in sources:
         known = values.get(source.setting, "")
         values[source.setting] = f"{known} {source.location}".strip()
-    folders = {local_folder(source.location) for source in sources}
-    volumes = [f"{folder}:{folder}" for folder in folders - {None}]
+    remote = {"http", "https"}
+    here = (
+        one.location for one in sources if urlsplit(one.location).scheme not in remote
+    )
+    folders = {pip_config.local_path(location) for location in here}
+    volumes = [f"{folder}:{folder}" for folder in folders]
     if "proxy" in options:
         values["proxy"] = options["proxy"]
     if "cert" in options:
@@ -133,13 +138,3 @@ def settings_for_pip(config: index.PipSettings, settings: Path) -> list[str]:
     lines = [f"{name} = {value}" for name, value in values.items()]
     settings.write_text("\n".join(["[global]", *lines, ""]))
     return [f"--volume={volume}:ro" for volume in volumes]
-
-
-def local_folder(location: str) -> Path | None:
-    """The folder to mount for a place where pip looks; None for another machine."""
-    parts = urlsplit(location)
-    if not parts.scheme:
-        return Path(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path)).parent  # the index links to files beside it
-    return None

@@ -42,10 +42,20 @@ def test_a_newcomer_runs_the_commands(suite, podman, debian, pip_settings, tmp_p
     make = f"umask 077 && exec make {COMMANDS[suite]}"
     try:
         result = podman.run(
-            *("--user", f"{NEWCOMER}:{NEWCOMER}", "--memory=5g", "--shm-size=64m"),
-            *(f"--volume={tmp_path}:{HOME}", f"--workdir={HOME}/{clone.name}"),
-            *(f"--volume={settings}:/etc/pip.conf:ro", *volumes, "--env=LANG=C"),
-            *(debian(suite, *PACKAGES), "env", "--unset=HOME", "sh", "-c", make),
+            f"--user={NEWCOMER}:{NEWCOMER}",
+            "--memory=5g",
+            "--shm-size=64m",
+            f"--volume={tmp_path}:{HOME}",
+            f"--workdir={HOME}/{clone.name}",
+            f"--volume={settings}:/etc/pip.conf:ro",
+            *volumes,
+            "--env=LANG=C",
+            debian(suite, *PACKAGES),
+            "env",
+            "--unset=HOME",
+            "sh",
+            "-c",
+            make,
         )
     finally:
         remove_tree(clone)

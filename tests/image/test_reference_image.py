@@ -42,12 +42,21 @@ def server(podman: Podman, image: str, models: Path) -> Iterator[tuple[str, str]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     name = podman(
-        *("run", "--detach", "--volume", f"{models}:/models:ro"),
-        *("--env", f"VLLM_BALANCE_HEALTH={url}/health"),
-        *("--env", "HF_HUB_OFFLINE=1", "--env", "VLLM_NO_USAGE_STATS=1"),
-        *(image, "vllm", "serve", "/models/moe", "--port", str(port)),
-        *("--host", "127.0.0.1", "--api-server-count", "1"),
-        *("--data-parallel-size", str(RANKS), "--data-parallel-balance", "cap"),
+        "run",
+        "--detach",
+        f"--volume={models}:/models:ro",
+        f"--env=VLLM_BALANCE_HEALTH={url}/health",
+        "--env=HF_HUB_OFFLINE=1",
+        "--env=VLLM_NO_USAGE_STATS=1",
+        image,
+        "vllm",
+        "serve",
+        "/models/moe",
+        f"--port={port}",
+        "--host=127.0.0.1",
+        "--api-server-count=1",
+        f"--data-parallel-size={RANKS}",
+        "--data-parallel-balance=cap",
     )
     yield name, url
     logs = podman.attempt("logs", "--tail", "60", name)

@@ -25,7 +25,8 @@ from balance_tools.wheel.bill import BILL, VEX
 from conftest import ASCEND, HERE, ROOT, VERSION, Build
 
 EVERY = [
-    *(Choice(), HERE),
+    Choice(),
+    HERE,
     # A release is inspected with them.
     *(pytest.param(c, marks=pytest.mark.slow) for c in ASCEND if c != HERE),
 ]

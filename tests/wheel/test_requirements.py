@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from balance_tools.distribution import ARCHES, SETTINGS_NAME, Choice, load_settings
-from balance_tools.upstream.index import pip_settings
 from balance_tools.upstream.lock import load_lock
+from balance_tools.upstream.pip_config import pip_settings
 from conftest import ASCEND, ROOT
 from pinned import PYTHONS, misfits
 from stub_wheels import write_stub

@@ -23,14 +23,22 @@ COMMANDS = {
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "advisories": ("advisories.page", "Write the tables of SECURITY.md."),
+    "reference": ("reference.page", "Write docs/reference.md."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
     "env": ("environment.reference", "Install the reference wheel; print where."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
 }
 EXIT_ERROR = 1
 OF_THE_DISK = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
 }
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 

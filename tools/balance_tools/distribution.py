@@ -25,7 +25,7 @@ KERNELS = ("prebuilt", "source")
 VARIABLE = "VLLM_BALANCE_WHEEL"
 
 EntryPoints = Mapping[str, Mapping[str, str]]
-"""Group to name to object reference, as in entry_points.txt."""
+"""By group and name, the object, as in entry_points.txt."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Settings:
     revision: int
     summary: str
     guard_entry_points: EntryPoints
-    """Those of the dist-info that is ours alone."""
+    """The entry points of the dist-info that no stock package hides."""
     targets: Mapping[str, Target]
 
     def version(self, upstream: str) -> str:
@@ -136,7 +136,7 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
 
 
 def merge_entry_points(*parts: EntryPoints) -> EntryPoints:
-    """Put groups together."""
+    """The entry points of several parts, as one."""
     merged: dict[str, dict[str, str]] = {}
     for part in parts:
         for group, entries in part.items():

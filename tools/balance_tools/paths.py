@@ -13,11 +13,11 @@ class Paths:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.lock = root / LOCK_NAME
-        """Which upstream files everything is made from."""
+        """The lock: which upstream files everything is made from."""
         self.dist = root / "dist"
         """Finished wheels."""
         self.build = root / "build"
-        """Everything that can be made again; ignored by git."""
+        """What can be made again; ignored by git."""
         self.vendor_lock = self.build / ".lock"
         """The file that keeps two runs of `vendor` apart."""
         self.cache = self.build / "cache"

@@ -15,13 +15,13 @@ from balance_tools.files import named_in_part
 
 TAIL_LINES = 5
 WHEEL_SOURCES = ("vllm", "vllm_ascend", "vllm_balance", "patches", "tools")
-"""Folders of what a wheel is made from, beside the files at the top."""
+"""Folders that a wheel is made from, beside the files at the top."""
 PACKAGE_OF = {"git": "git 2.32 or newer", "diff": "GNU diffutils"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a program that has ended."""
+    """The status and the output of a program that has ended."""
 
     status: int
     output: bytes
@@ -34,7 +34,7 @@ class Ended:
 
     @property
     def tail(self) -> str:
-        """The end of its complaint, or else of its output."""
+        """The last lines of its errors, or else of its output."""
         return tail((self.errors or self.output).decode(errors="replace"))
 
 

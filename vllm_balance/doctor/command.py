@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
 from vllm_balance.doctor import host, npus, serve, server, software
-from vllm_balance.doctor.lines import STATES, Line, Said, lines_of, show, worst
+from vllm_balance.doctor.lines import STATES, Diagnosis, Said, lines_of, show, worst
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -73,10 +73,10 @@ def run(chosen: argparse.Namespace) -> int:
     return status
 
 
-def look(machine: Machine) -> Iterator[Line]:
+def look(machine: Machine) -> Iterator[Diagnosis]:
     """All checks."""
     if not machine.is_for_npus:
-        yield Line("NPUs", "ok", "this wheel needs none")
+        yield Diagnosis("NPUs", "ok", "this wheel needs none")
     checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL
     for what, check in checks.items():
         yield from lines_of(what, check(machine))

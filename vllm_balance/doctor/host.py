@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Line, Said, State, judged
+from vllm_balance.doctor.lines import Diagnosis, Said, State, judged
 from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
@@ -35,7 +35,7 @@ def shared_memory(machine: Machine) -> Said:
         is_real and not os.access("/dev/shm", os.W_OK)
     ):
         do = "mount it so that this user can write to it"
-        yield Line("/dev/shm", "bad", "cannot be written to", "writable", do)
+        yield Diagnosis("/dev/shm", "bad", "cannot be written to", "writable", do)
         return
     size = re.search(r"\bsize=(\d+)([kmg]?)", options[-1]) if options else None
     if size:
@@ -43,7 +43,7 @@ def shared_memory(machine: Machine) -> Said:
     elif is_real:
         megabytes = shutil.disk_usage("/dev/shm").total // MEGABYTE
     else:
-        yield Line("/dev/shm", "unknown", "no size in /proc/self/mounts")
+        yield Diagnosis("/dev/shm", "unknown", "no size in /proc/self/mounts")
         return
     do = "docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory"
     needed = QUEUE_MB * machine.plan.local_ranks
@@ -61,7 +61,7 @@ def interfaces(machine: Machine) -> Said:
         if machine.read(file).strip() in ("up", "unknown")
     ]
     if not up:
-        yield Line("interfaces", "unknown", "none")
+        yield Diagnosis("interfaces", "unknown", "none")
     for variable in (GLOO, "TP_SOCKET_IFNAME", HCCL):
         for value in filter(None, machine.environ.get(variable, "").split(",")):
             # HCCL's own form: `=eth0` is that one, `eth` all that begin so, `^` not.
@@ -70,17 +70,17 @@ def interfaces(machine: Machine) -> Said:
             if not meant and value[0] != "^":
                 found = f"no {name} that is up; there are {', '.join(up)}"
                 do = f"export {variable}=<the ranks' network>, see `ip a`"
-                yield Line(variable, "bad", found, "an interface that is up", do)
+                yield Diagnosis(variable, "bad", found, "an interface that is up", do)
     local = _addresses(machine)
     for variable in ("HCCL_IF_IP", "VLLM_HOST_IP"):
         address = machine.environ.get(variable)
         if address and local and not local & _plain([address]):
             do = f"export {variable}=<this host's address>, see `ip a`"
             expected = "one of " + ", ".join(sorted(local))
-            yield Line(variable, "bad", address, expected, do)
+            yield Diagnosis(variable, "bad", address, expected, do)
     if machine.plan.spans_hosts and not machine.environ.get(GLOO):
         do = f"export {GLOO}=<the interface of the ranks' network>"
-        yield Line(GLOO, "warn", "not set, and ranks are on other hosts", do=do)
+        yield Diagnosis(GLOO, "warn", "not set, and ranks are on other hosts", do=do)
     yield ", ".join(up)
 
 
@@ -116,9 +116,13 @@ def names(machine: Machine) -> Said:
         shown = ", ".join(sorted(found))
         do = f"add `<address> {name}` to /etc/hosts, or set {GLOO}"
         if not found:
-            yield Line(name, "warn", "has no address", "one that the ranks reach", do)
+            yield Diagnosis(
+                name, "warn", "has no address", "one that the ranks reach", do
+            )
         elif plan.spans_hosts and not found - loopback:
-            yield Line(name, "warn", shown, "an address that other hosts reach", do)
+            yield Diagnosis(
+                name, "warn", shown, "an address that other hosts reach", do
+            )
         elif (
             name == plan.address
             and not plan.headless
@@ -127,9 +131,9 @@ def names(machine: Machine) -> Said:
         ):
             expected = "an address of this host, for it has the API server"
             do = "--headless on every host but the head"
-            yield Line("--data-parallel-address", "bad", shown, expected, do)
+            yield Diagnosis("--data-parallel-address", "bad", shown, expected, do)
         else:
-            yield Line(name, "ok", shown)
+            yield Diagnosis(name, "ok", shown)
 
 
 def _resolved(machine: Machine, name: str) -> set[str]:
@@ -151,7 +155,7 @@ def ports(machine: Machine) -> Said:
     """Ports that something else listens on."""
     rows = machine.read("/proc/net/tcp") + machine.read("/proc/net/tcp6")
     if not rows:
-        yield Line("ports", "unknown", "no /proc/net/tcp")
+        yield Diagnosis("ports", "unknown", "no /proc/net/tcp")
     # `sl local_address rem_address st`; 0A is LISTEN.
     found = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
     listening = {int(port, 16) for port in found}
@@ -166,5 +170,5 @@ def ports(machine: Machine) -> Said:
         do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {wanted[port]}"
         # HCCL of a server beside this one has such ports, too, for NPUs of its own.
         sure: State = "bad" if plan.ranks and wanted[port][0] == "-" else "warn"
-        yield Line(f"port {port}", sure, "something listens on it", "free", do)
+        yield Diagnosis(f"port {port}", sure, "something listens on it", "free", do)
     yield f"{len(wanted)} free"

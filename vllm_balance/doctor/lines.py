@@ -1,4 +1,4 @@
-"""What the doctor says: one line for each thing that it looked at."""
+"""What the doctor says: one diagnosis, a line, for each thing that it looked at."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal
 
 State = Literal["ok", "unknown", "warn", "bad"]
 STATES: tuple[State, ...] = ("ok", "unknown", "warn", "bad")
-"""From the best to the worst. `unknown` is what could not be looked at."""
+"""From the best to the worst; `unknown` is what could not be looked at."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One thing, as it is and as it should be."""
+class Diagnosis:
+    """What one thing is, what it should be, and how to repair it."""
 
     what: str
     """The thing: `CANN`, `NPU 3`, `rank 2`."""
     state: State
     found: str
-    """What is there, or, of what is unknown, why nobody could look."""
+    """What is there; for the state `unknown`, why nobody could look."""
     expected: str = ""
     """What should be there; empty where `found` is all there is to say."""
     do: str = ""
@@ -37,37 +37,43 @@ class Line:
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
-Said = Iterator[Line | str]
-"""A check yields its lines, and last what there is if none of them is worse than ok."""
+Said = Iterator[Diagnosis | str]
+"""What a check yields: diagnoses, and last a text, which is printed as `ok` if none of
+them is worse than that."""
 
 
-def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Line:
-    """A line of the worst state that holds; ok, and no more to say, if none does."""
+def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Diagnosis:
+    """A diagnosis with the worst of the states that hold; without any it is ok.
+
+    What is ok needs neither `expected` nor `do`.
+    """
     state: State = next((s for s in STATES[::-1] if states.get(s)), "ok")
-    return Line(what, state, found, *((expected, do) if state != "ok" else ()))
+    if state == "ok":
+        return Diagnosis(what, state, found)
+    return Diagnosis(what, state, found, expected, do)
 
 
-def lines_of(what: str, said: Said) -> Iterator[Line]:
-    """The lines of a check, also of one that fails itself."""
+def lines_of(what: str, said: Said) -> Iterator[Diagnosis]:
+    """The diagnoses of a check; one that raises an exception becomes `unknown`."""
     is_well = True
     try:
         for each in said:
-            if isinstance(each, Line):
+            if isinstance(each, Diagnosis):
                 is_well &= each.state == "ok"
                 yield each
             elif is_well:
-                yield Line(what, "ok", each)
+                yield Diagnosis(what, "ok", each)
     except Exception as error:
         found = f"could not be looked at: {type(error).__name__}: {error}"
-        yield Line(what, "unknown", found)
+        yield Diagnosis(what, "unknown", found)
 
 
-def worst(lines: Iterable[Line]) -> State:
+def worst(lines: Iterable[Diagnosis]) -> State:
     """The worst state; `ok` without any line."""
     return max((line.state for line in lines), key=STATES.index, default="ok")
 
 
-def show(lines: Sequence[Line], as_json: bool) -> str:
+def show(lines: Sequence[Diagnosis], as_json: bool) -> str:
     """All lines for a person, or as one JSON document."""
     if as_json:
         document = {"worst": worst(lines), "lines": [asdict(line) for line in lines]}

@@ -19,7 +19,7 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Machine:
-    """Nothing of it is ever changed."""
+    """The host that is looked at; nothing on it is changed."""
 
     root: Path
     """`/`, or where the files of another machine lie."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vllm_balance.doctor.lines import Line, Said, judged
+from vllm_balance.doctor.lines import Diagnosis, Said, judged
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -20,12 +20,12 @@ def devices(machine: Machine) -> Said:
         if not path.exists():
             do = f"pass --device {name}, use the vendor's container runtime, or "
             do += "install the driver"
-            yield Line(name, "bad", "no such file", "a device", do)
+            yield Diagnosis(name, "bad", "no such file", "a device", do)
         elif not os.access(path, os.R_OK | os.W_OK):
             group = path.stat().st_gid
             found = f"user {os.getuid()} may not open it"
             do = f"usermod -aG {group} USER; in a container --group-add {group}"
-            yield Line(name, "bad", found, "read and write", do)
+            yield Diagnosis(name, "bad", found, "read and write", do)
     yield f"{len(chips)} of /dev/davinci*, all to be opened"
 
 
@@ -45,7 +45,7 @@ def chips(machine: Machine) -> Said:
         return
     if not smi.npus:
         do = "npu-smi info -l; lspci -d 19e5:; reload or reinstall the driver"
-        yield Line("NPUs", "bad", "npu-smi lists none", "at least one", do)
+        yield Diagnosis("NPUs", "bad", "npu-smi lists none", "at least one", do)
         return
     wanted = (info.device or "").strip("_") if info else ""
     device = smi.device or "not known: npu-smi info -t board -i 0 -c 0"
@@ -56,14 +56,14 @@ def chips(machine: Machine) -> Said:
     for npu in smi.npus:
         if npu.health.upper() != "OK":
             do = f"npu-smi info -t health -i {npu.card}"
-            yield Line(f"NPU {npu.number}", "warn", npu.health, "health OK", do)
+            yield Diagnosis(f"NPU {npu.number}", "warn", npu.health, "health OK", do)
 
 
 def use(machine: Machine) -> Said:
     """Who else uses the NPUs that a server would take."""
     smi = machine.smi
     if smi.problem:
-        yield Line("use of NPUs", "unknown", f"npu-smi: {smi.problem}")
+        yield Diagnosis("use of NPUs", "unknown", f"npu-smi: {smi.problem}")
     chosen = machine.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if (
         smi.npus
@@ -72,18 +72,18 @@ def use(machine: Machine) -> Said:
     ):
         expected = f"numbers from 0 to {len(smi.npus) - 1}"
         do = "count from 0 those that npu-smi lists here, not those of the host"
-        yield Line("ASCEND_RT_VISIBLE_DEVICES", "bad", chosen, expected, do)
+        yield Diagnosis("ASCEND_RT_VISIBLE_DEVICES", "bad", chosen, expected, do)
     for npu in (smi.npus[position] for position in machine.visible):
         mine = [p for p in smi.processes if (p.card, p.chip) == (npu.card, npu.chip)]
         if mine:
             who = ", ".join(f"{p.name} ({p.pid}, {p.used_mb} MB)" for p in mine)
             do = "stop it (`ps -fp PID`), or choose others: ASCEND_RT_VISIBLE_DEVICES"
-            yield Line(f"NPU {npu.number}", "bad", f"used by {who}", "free", do)
+            yield Diagnosis(f"NPU {npu.number}", "bad", f"used by {who}", "free", do)
         elif npu.used_mb > IDLE_SHARE * npu.total_mb:
             do = "npu-smi info on the host shows the processes of other containers"
             found = (
                 f"{npu.used_mb} of {npu.total_mb} MB are in use, by no process that "
             )
             found += "is seen here"
-            yield Line(f"NPU {npu.number}", "warn", found, "free", do)
+            yield Diagnosis(f"NPU {npu.number}", "warn", found, "free", do)
     yield f"{len(machine.visible)} free"

@@ -24,7 +24,7 @@ class Plan:
     is_https: bool = False
     uds: str = ""
     unasked: str = ""
-    """The option with which no client here can ask it, or see its figures."""
+    """The option, if any, that keeps clients here from asking it or its metrics."""
 
     @property
     def spans_hosts(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.lines import Diagnosis
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -30,7 +30,7 @@ SECONDS = 300.0
 """vLLM and torch_npu are imported; on a busy machine that takes a minute."""
 
 
-def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Line]]:
+def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagnosis]]:
     """Parse a command line.
 
     Args:
@@ -62,22 +62,22 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Line]]
     do = "change the command line; docs/troubleshooting.md has the sentence"
     refused = found.get("refused", said[-1])
     expected = "a command line that starts"
-    return Plan(), [Line("vllm serve", "bad", refused, expected, do)]
+    return Plan(), [Diagnosis("vllm serve", "bad", refused, expected, do)]
 
 
-def _lines(machine: Machine, plan: Plan) -> Iterator[Line]:
+def _lines(machine: Machine, plan: Plan) -> Iterator[Diagnosis]:
     last = plan.first_rank + plan.local_ranks - 1
     ranks = f"ranks {plan.first_rank} to {last}" if plan.local_ranks else "none"
     here = f"{ranks} of {plan.ranks} on this host"
-    yield Line("vllm serve", "ok", f"{plan.model}, {here}")
+    yield Diagnosis("vllm serve", "ok", f"{plan.model}, {here}")
     does = f"{plan.policy}: {plan.ranks} ranks agree once per step"
     does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
-    yield Line("balance", "ok", does)
+    yield Diagnosis("balance", "ok", does)
     wanted, seen = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
     if machine.is_for_npus and not machine.smi.problem and seen < wanted:
         expected = f"{wanted}: {plan.npus_per_rank} for each of {plan.local_ranks}"
         do = "--data-parallel-size-local, --tensor-parallel-size, or more NPUs"
-        yield Line("NPUs of the ranks", "bad", f"{seen} visible", expected, do)
+        yield Diagnosis("NPUs of the ranks", "bad", f"{seen} visible", expected, do)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from vllm_balance.doctor.lines import Line, State
+from vllm_balance.doctor.lines import Diagnosis, State
 
 PROC = Path("/proc")
 READ_BYTES = 1 << 18
-"""What is read of a file: who writes a title or a status chooses its length."""
+"""Most that is read of a file, for whoever writes it chooses its length."""
 LOOK_S = 1.0
-"""How long the kernel may take, which waits for a process that is in a driver."""
+"""How long a look into /proc may take: the kernel may wait for a driver there."""
 LONG_S = 5.0
 """A step of this length is worth a look."""
 STALE_S = 3.0
@@ -36,7 +36,7 @@ ROLES = {
     r"A(?:PI|pi)Server(?:_(\d+))?": "API server",
     r"Worker(\S*)": "worker",
 }
-"""What begins the name in a title, to the role; the kernel cuts long names."""
+"""By how the name of a process begins, which the kernel cuts: its role."""
 STATES = {"R": "running", "D": "in the kernel"}
 STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
 DOING = {"model": "in the model", "exchange": "in the exchange"}
@@ -54,17 +54,20 @@ class Status(NamedTuple):
     size: int
     wave: int
     step: int
-    """The last one that has ended."""
+    """The last step that has ended."""
     doing: str
     """model, exchange or idle"""
     since: float
     seen: float
-    """When it was written."""
+    """When the status was written."""
     stack: str = ""
 
     @classmethod
     def read(cls, text: str) -> Status | None:
-        """None if that is none: anybody may have written it, and more behind it."""
+        """The status in a text; None if the text has none.
+
+        Any process may have written it, and more behind it.
+        """
         try:
             said, _ = json.JSONDecoder().raw_decode(text)
             return cls(
@@ -99,7 +102,7 @@ class Process:
     status: Status | None
 
 
-def report(pid: int | None) -> Iterator[Line]:
+def report(pid: int | None) -> Iterator[Diagnosis]:
     """Look at a server of this machine.
 
     Args:
@@ -111,7 +114,7 @@ def report(pid: int | None) -> Iterator[Line]:
     if pid and pid not in parts:
         found = "another program" if pid in processes else absence(pid)
         do = "its log names who failed: look for `Data parallel balance:`"
-        yield Line(f"pid {pid}", "bad", found, "one of `vllm serve`", do)
+        yield Diagnosis(f"pid {pid}", "bad", found, "one of `vllm serve`", do)
         return
     tops = {top_of(each, parts) for each in ([pid] if pid else parts)}
     if len(tops) != 1:
@@ -121,7 +124,7 @@ def report(pid: int | None) -> Iterator[Line]:
             found, do = "none", "its log names who failed, if it has ended"
             if 1 not in processes:
                 found, do = "none, of those that this user can see (hidepid)", AS_ROOT
-        yield Line("servers", "bad", found, "one", do)
+        yield Diagnosis("servers", "bad", found, "one", do)
         return
     now = time.monotonic()
     ours = [each for each in parts.values() if top_of(each.pid, parts) in tops]
@@ -135,11 +138,11 @@ def report(pid: int | None) -> Iterator[Line]:
         if absent:
             found += f", not {', '.join(map(str, absent))}"
             do = "look on the other hosts, too; one that was here has ended"
-        yield Line("ranks", "ok", found, do=do)
+        yield Diagnosis("ranks", "ok", found, do=do)
 
 
 def absence(pid: int) -> str:
-    """Why a process is not to be seen."""
+    """Why the process is not among those that were found."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -149,7 +152,7 @@ def absence(pid: int) -> str:
     return f"a process that this user cannot see (hidepid); {AS_ROOT}"
 
 
-def describe(process: Process, now: float) -> Line:
+def describe(process: Process, now: float) -> Diagnosis:
     """One process: is it there, what does it do, since when, and at which function."""
     said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
     if process.waits_in and process.state in "SD":
@@ -175,7 +178,7 @@ def describe(process: Process, now: float) -> Line:
         state, do = "bad", f"kill -CONT {process.pid}: the others wait for it"
     elif process.state in "ZX":
         state, do = "bad", "look in the log for the cause, and start again"
-    return Line(
+    return Diagnosis(
         f"{process.role} {process.number}".strip(), state, "; ".join(said), do=do
     )
 

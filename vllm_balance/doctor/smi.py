@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Ask = Callable[..., tuple[str, str]]
-"""Arguments of `npu-smi` to its output, and to why there is none (else empty)."""
+"""Calls `npu-smi`; returns its output and, if there is none, the reason (else "")."""
 
 VERSION = re.compile(r"^\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)", re.M)
 # `| 0     910B3 | OK |`, on Ascend 950 `| 0 | Ascend950PR | OK |`; a row of a process
@@ -27,7 +27,7 @@ DEVICES = {
     r"ascend310p": "310P",
     r"ascend950": "A5",
 }
-"""What the SoC of a chip begins with, to the device that a wheel is for."""
+"""By how the SoC of a chip begins: the device that a wheel is for."""
 
 
 class Npu(NamedTuple):
@@ -43,7 +43,7 @@ class Npu(NamedTuple):
     total_mb: int
 
 
-class Process(NamedTuple):
+class NpuProcess(NamedTuple):
     """A process that holds memory of a chip."""
 
     card: int
@@ -55,14 +55,14 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True)
 class Smi:
-    """All that was said."""
+    """What `npu-smi` has said."""
 
     problem: str = ""
-    """Why nothing was; else empty."""
+    """Why it said nothing; else empty."""
     version: str = ""
     """The version of the driver."""
     npus: tuple[Npu, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[NpuProcess, ...] = ()
     board: dict[str, str] = field(default_factory=dict)
     """What the board of the first card says, names in lower case."""
 
@@ -106,7 +106,7 @@ def read(text: str) -> Smi:
         place = (number, int(card), numbers[0])
         npus.append(Npu(*place, name, health, int(used), int(total)))
     processes = [
-        Process(int(card), int(chip or 0), int(pid), name, int(used))
+        NpuProcess(int(card), int(chip or 0), int(pid), name, int(used))
         for card, chip, pid, name, used in PROCESS.findall(text)
     ]
     return Smi("", version[1] if version else "", tuple(npus), tuple(processes))

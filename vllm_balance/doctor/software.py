@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Line, Said, judged
+from vllm_balance.doctor.lines import Diagnosis, Said, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import UNKNOWN, order
 from vllm_balance.installed import find_installed, normalise
@@ -26,17 +26,21 @@ def wheel(machine: Machine) -> Said:
     info = machine.info
     if info is None:
         there = "a checkout or an editable install, without a record of its build"
-        yield Line("wheel", "unknown", there, "a wheel", "make wheel; pip install it")
+        yield Diagnosis(
+            "wheel", "unknown", there, "a wheel", "make wheel; pip install it"
+        )
         return
     found = find_installed(*NAMES)
     for sentence in (*strangers(info, found), *hooks_that_are_gone(info)):
         where, _, rest = sentence.partition(": expected ")
         expected, _, there = rest.partition(", found ")
         do = repair_mixed(info, found)
-        yield Line("wheel", "bad", f"{there} in {where}", expected, do)
+        yield Diagnosis("wheel", "bad", f"{there} in {where}", expected, do)
     if problem := triton_problem():
         there, _, repair = problem.partition(". Repair: ")
-        yield Line("triton-ascend", "bad", there, "Triton that works on NPUs", repair)
+        yield Diagnosis(
+            "triton-ascend", "bad", there, "Triton that works on NPUs", repair
+        )
     yield f"{info.wheel}, Python {platform.python_version()} on {platform.machine()}"
 
 
@@ -47,7 +51,7 @@ def requirements(machine: Machine) -> Said:
 
     (vllm, *_) = [*find_installed("vllm"), None]
     if vllm is None:
-        yield Line(
+        yield Diagnosis(
             "requirements", "unknown", "no installed vllm", do="install the wheel"
         )
         return
@@ -60,20 +64,20 @@ def requirements(machine: Machine) -> Said:
         if name in ON_THE_VENDORS_INDEX:
             do += " --extra-index-url <the vendor's index>"
         if not found:
-            yield Line(name, "bad", "none is installed", expected, do)
+            yield Diagnosis(name, "bad", "none is installed", expected, do)
             continue
         version = found[0].version
         if not each.specifier.contains(version, prereleases=True):
-            yield Line(name, "bad", version, expected, do)
+            yield Diagnosis(name, "bad", version, expected, do)
         if len(found) > 1:
             others = ", ".join(f"{d.version} in {d.folder}" for d in found[1:])
             both = f"{version} in {found[0].folder}, over {others}"
             do = f"pip uninstall --yes {each.name}, once for each; then {do}"
-            yield Line(name, "warn", both, "one installation", do)
+            yield Diagnosis(name, "warn", both, "one installation", do)
     yield f"all {len(wanted)} of {vllm.version}"
 
 
-def driver(machine: Machine) -> Iterator[Line]:
+def driver(machine: Machine) -> Iterator[Diagnosis]:
     """The driver against the table, and the firmware against the driver."""
     fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
     version = fields.get("version") or machine.smi.version
@@ -81,7 +85,7 @@ def driver(machine: Machine) -> Iterator[Line]:
     if not version:
         do = f"mount {ASCEND}/driver of the host, or install the driver"
         found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
-        yield Line("driver", "bad", found, "a driver", do)
+        yield Diagnosis("driver", "bad", found, "a driver", do)
         return
     do = "install the driver and firmware that CANN's release notes name"
     expected = f"{wanted} or newer" if wanted else UNKNOWN
@@ -95,7 +99,7 @@ def driver(machine: Machine) -> Iterator[Line]:
     says = board.get("compatibility", "NA")
     if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
         do = f"cat {ASCEND}/firmware/version.info on the host"
-        yield Line("firmware", "unknown", firmware or "no version here", do=do)
+        yield Diagnosis("firmware", "unknown", firmware or "no version here", do=do)
         return
     do = "install driver and firmware of one release, then reboot"
     expected = f"{given or 'compatibility OK'}, says the driver"
@@ -107,7 +111,7 @@ def _short(version: str) -> tuple[int, ...]:
     return order(version)[:3]
 
 
-def toolkits(machine: Machine) -> Iterator[Line]:
+def toolkits(machine: Machine) -> Iterator[Diagnosis]:
     """CANN and NNAL: what the environment points to."""
     home = machine.environ.get("ASCEND_HOME_PATH", "/-")
     files = machine.glob(f"{home}/*-linux/ascend_toolkit_install.info")
@@ -125,7 +129,7 @@ def toolkits(machine: Machine) -> Iterator[Line]:
     if len(set(map(_short, found))) > 1:
         do = f"start a new shell, and {CANN[-1]} once"
         versions = " and ".join(sorted(found))
-        yield Line("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
+        yield Diagnosis("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
 
 
 def _toolkit(
@@ -135,16 +139,18 @@ def _toolkit(
     set_env: str,
     wanted: str,
     version: str | None,
-) -> Line:
+) -> Diagnosis:
     home = machine.environ.get(variable)
     if home is None:
-        return Line(name, "bad", f"{variable} is not set", "its environment", set_env)
+        return Diagnosis(
+            name, "bad", f"{variable} is not set", "its environment", set_env
+        )
     if not machine.path(home).is_dir():
         do = f"install {name} {wanted}, or correct {variable}; then {set_env}"
-        return Line(name, "bad", f"no {home}", f"the folder of {variable}", do)
+        return Diagnosis(name, "bad", f"no {home}", f"the folder of {variable}", do)
     if version is None or not wanted:
         found = version or f"no version in {home}"
-        return Line(name, "unknown", found, wanted or UNKNOWN)
+        return Diagnosis(name, "unknown", found, wanted or UNKNOWN)
     do = f"install {name} {wanted}, then {set_env} in a new shell"
     older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
     return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)

@@ -15,8 +15,16 @@ NATIVE = HERE / "native"
 PYTHON = HERE / "python"
 
 LINKED_TO_CUDA = (
-    *("torch_cpu", "torch_cuda", "c10_cuda", "torch_python", "torch_cuda_linalg"),
-    *("torch", "torch_nvshmem", "caffe2_nvrtc", "shm", "torch_global_deps"),
+    "torch_cpu",
+    "torch_cuda",
+    "c10_cuda",
+    "torch_python",
+    "torch_cuda_linalg",
+    "torch",
+    "torch_nvshmem",
+    "caffe2_nvrtc",
+    "shm",
+    "torch_global_deps",
 )
 OPENED = ("libopapi.so", "libruntime.so", "libmsprofiler.so", "libatb.so")
 """Libraries of CANN that are opened at run time and not linked."""

@@ -153,7 +153,7 @@ def _emit(
             refusing.append(symbol)
     source = stem.with_suffix(".c")
     source.write_text("\n".join(text) + "\n")
-    command = [*("g++", "-w", "-O1", "-fPIC", "-shared", "-x", "c", str(source)), "-x"]
+    command = ["g++", "-w", "-O1", "-fPIC", "-shared", "-x", "c", str(source), "-x"]
     command += ["none", *map(str, objects), "-o", str(out / library)]
     command += [f"-Wl,-soname,{library}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
     command += [*(str(out / name) for name in depends), "-lpthread", "-ldl", "-lrt"]

@@ -12,7 +12,7 @@ from balance_tools.advisories.page import PAGE_NAME, page
 from balance_tools.advisories.table import (
     TABLE_NAME,
     Advisory,
-    State,
+    AdvisoryState,
     Table,
     is_mended,
     load_advisories,
@@ -36,7 +36,7 @@ NOT_AFFECTED = [
     for answer in KNOWN.answers(
         Version(LOCK.vllm.version), patched_in(PATHS.root, LOCK)
     )
-    if answer.state is State.NOT_AFFECTED
+    if answer.state is AdvisoryState.NOT_AFFECTED
 ]
 ENTRY = """\
 gathered = 2026-01-02
@@ -97,7 +97,7 @@ def test_what_is_not_affected_is_so_in_the_sources_of_a_line(line):
         series = derive(PATHS, line)
     release = Version(line.lock.vllm.version)
     for answer in KNOWN.answers(release, patched_in(PATHS.root, line.lock)):
-        if answer.state is State.NOT_AFFECTED:
+        if answer.state is AdvisoryState.NOT_AFFECTED:
             one = answer.advisory
             assert wrong_in(one, line.lock, lambda package: series / package) == []
 
@@ -141,11 +141,11 @@ def test_a_page_without_a_place_for_the_tables_is_refused():
 @pytest.mark.parametrize(
     ("release", "patched", "state"),
     [
-        ("0.24.0", True, State.NOT_AFFECTED),
-        ("0.25.0", False, State.OPEN),
-        ("0.29.1", True, State.MENDED),
-        ("0.30.0rc1", False, State.UPSTREAM),
-        ("0.30.0", True, State.UPSTREAM),
+        ("0.24.0", True, AdvisoryState.NOT_AFFECTED),
+        ("0.25.0", False, AdvisoryState.OPEN),
+        ("0.29.1", True, AdvisoryState.MENDED),
+        ("0.30.0rc1", False, AdvisoryState.UPSTREAM),
+        ("0.30.0", True, AdvisoryState.UPSTREAM),
     ],
 )
 def test_a_release_before_in_and_behind_the_range(release, patched, state):
@@ -162,7 +162,7 @@ def test_a_reason_holds_inside_of_the_range_alone():
         Table(date(2026, 1, 2), (one,)).answers(Version(release), ())[0].state
         for release in ("0.23.0", "0.30.0")
     ]
-    assert states == [State.NOT_AFFECTED, State.UPSTREAM]
+    assert states == [AdvisoryState.NOT_AFFECTED, AdvisoryState.UPSTREAM]
 
 
 def test_only_a_patch_that_says_so_is_mended_by_a_release():

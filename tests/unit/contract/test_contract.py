@@ -3,7 +3,7 @@
 import shutil
 
 from balance_tools.contract.fit import findings, read_pin, status_of
-from balance_tools.hooks.model import Status
+from balance_tools.hooks.model import PatchStatus
 from balance_tools.paths import Paths
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
@@ -29,12 +29,12 @@ def test_what_the_release_lacks_is_refused_by_name(tmp_path):
     said = [str(finding) for finding in found]
     assert "Relies-On" in said[0]
     assert "get_scheduler_cls is gone" in said[0]
-    assert status_of(found) is Status.VANISHED
+    assert status_of(found) is PatchStatus.VANISHED
     for name in ("kill_process_tree", "create_metric_per", "punica_cpu"):
         assert any(name in one for one in said[1:]), said
     assert len(found) < 10, said
 
 
 def test_each_reason_to_ask_a_person_has_an_exit_code_of_its_own():
-    codes = {status.exit_code for status in Status if status.needs_human}
-    assert len(codes) == sum(status.needs_human for status in Status)
+    codes = {status.exit_code for status in PatchStatus if status.needs_human}
+    assert len(codes) == sum(status.needs_human for status in PatchStatus)

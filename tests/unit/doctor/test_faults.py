@@ -10,7 +10,7 @@ import pytest
 
 from doctor_roots import ASCEND, TCP, FakeMachine, table
 from vllm_balance.doctor.host import interfaces, names
-from vllm_balance.doctor.lines import Line
+from vllm_balance.doctor.lines import Diagnosis
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -201,8 +201,13 @@ IPV6 = """fd000000000000000000000000000001 02 40 00 80     eth0
 @pytest.mark.parametrize(
     ("address", "state"),
     [
-        *[("::1", "ok"), ("fd00::1", "ok"), ("FD00:0::1%eth0", "ok"), ("[::1]", "ok")],
-        *[("::ffff:10.0.0.1", "ok"), ("127.0.1.1", "ok"), ("fd00::2", "bad")],
+        ("::1", "ok"),
+        ("fd00::1", "ok"),
+        ("FD00:0::1%eth0", "ok"),
+        ("[::1]", "ok"),
+        ("::ffff:10.0.0.1", "ok"),
+        ("127.0.1.1", "ok"),
+        ("fd00::2", "bad"),
     ],
 )
 def test_addresses_of_both_kinds_are_told_from_those_of_others(machine, address, state):
@@ -211,9 +216,9 @@ def test_addresses_of_both_kinds_are_told_from_those_of_others(machine, address,
     environ = {"HCCL_IF_IP": address}
     plan = Plan(ranks=2, local_ranks=2, address=address)
     looked_at = Machine(machine.folder / "root", environ, None, plan)
-    lines = [x for x in names(looked_at) if isinstance(x, Line)]
+    lines = [x for x in names(looked_at) if isinstance(x, Diagnosis)]
     assert [x.state for x in lines] == ["ok", state]
-    found = [x.state for x in interfaces(looked_at) if isinstance(x, Line)]
+    found = [x.state for x in interfaces(looked_at) if isinstance(x, Diagnosis)]
     assert found == ["bad"] * (state == "bad" or address == "127.0.1.1")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from vllm_balance.cli import main
 from vllm_balance.doctor import serve, server
-from vllm_balance.doctor.lines import Line, show
+from vllm_balance.doctor.lines import Diagnosis, show
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.server import Status, look_at, report, role_of
@@ -147,7 +147,7 @@ def test_roles_are_read_from_names_that_may_be_cut():
     "text", ["\x1b[2J", "\r", "\x9b1m", "\u202e", "\udc80", "\x7f"]
 )
 def test_no_text_moves_the_cursor(text):
-    line = Line(f"rank{text}", "bad", f"at {text}f(a)", text, text)
+    line = Diagnosis(f"rank{text}", "bad", f"at {text}f(a)", text, text)
     assert str(line).isprintable()
     assert show([line], True).replace("\n", "").isprintable()
     assert json.loads(show([line], True))["lines"][0]["expected"] == text

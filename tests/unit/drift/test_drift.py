@@ -48,8 +48,10 @@ def test_what_uses_names_of_ours_comes_first(tmp_path):
     new = modules(tmp_path / "new", {**UPSTREAM, "vllm/engine.py": changed})
     lines = drift(series, old, new)
     assert [line for line in lines if line.startswith(("### ", "Hooks"))] == [
-        *("### vllm.engine.Engine.schedule (hold.patch)", "Hooks read request."),
-        *("### vllm.engine.Engine.__init__ (gate.patch)", "Hooks read config."),
+        "### vllm.engine.Engine.schedule (hold.patch)",
+        "Hooks read request.",
+        "### vllm.engine.Engine.__init__ (gate.patch)",
+        "Hooks read config.",
         "### pkg.other.Engine.step (gate.patch, hold.patch, exchange.patch)",
         "### pkg.other.helper (gate.patch, hold.patch, exchange.patch)",
         "### vllm.engine.Engine.loop (exchange.patch)",

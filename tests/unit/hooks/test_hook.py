@@ -3,7 +3,7 @@
 import pytest
 
 from balance_tools.hooks.hook import hooks_between
-from balance_tools.hooks.model import Status
+from balance_tools.hooks.model import PatchStatus
 from balance_tools.hooks.placement import decide
 from rebase_samples import ENGINE, SYNC
 from rebase_samples import EXCHANGE as HOOK
@@ -31,15 +31,15 @@ def test_neighbours_that_changed_places_are_a_conflict():
     wave = b"                self.wave += 1\n"
     upstream = ENGINE.replace(SYNC, b"            note()\n").replace(wave, wave + SYNC)
     status, _, said = moved(upstream)
-    assert status is Status.CONFLICT
+    assert status is PatchStatus.CONFLICT
     assert "have changed places" in said
 
 
 @pytest.mark.parametrize(
     ("added", "status"),
     [
-        (b"self.count += 1\n", Status.CONTEXT_ONLY),
-        (b"self.active = 0\n", Status.CONFLICT),
+        (b"self.count += 1\n", PatchStatus.CONTEXT_ONLY),
+        (b"self.active = 0\n", PatchStatus.CONFLICT),
     ],
 )
 def test_what_upstream_put_between_may_share_no_names(added, status):
@@ -47,7 +47,7 @@ def test_what_upstream_put_between_may_share_no_names(added, status):
     found, content, said = moved(upstream)
     assert found is status
     assert "upstream put" in said
-    if status is Status.CONTEXT_ONLY:
+    if status is PatchStatus.CONTEXT_ONLY:
         assert content == upstream.replace(SYNC, SYNC + HOOK)
 
 
@@ -56,7 +56,7 @@ def test_a_keyword_argument_is_placed_among_new_ones():
     new = old.replace(b"b=2,\n", b"b=2,\n        ours=3,\n")
     upstream = old.replace(b"b=2,\n", b"b=2,\n        theirs=4,\n")
     status, content, _ = moved(upstream, old, new)
-    assert status is Status.CONTEXT_ONLY
+    assert status is PatchStatus.CONTEXT_ONLY
     assert content == upstream.replace(b"b=2,\n", b"b=2,\n        ours=3,\n")
 
 
@@ -70,5 +70,5 @@ def test_a_keyword_argument_is_placed_among_new_ones():
 )
 def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):
     status, content, said = moved(ENGINE, patched=patched)
-    assert (status, content) == (Status.CONFLICT, ENGINE)
+    assert (status, content) == (PatchStatus.CONFLICT, ENGINE)
     assert "expected hooks that only add code" in said

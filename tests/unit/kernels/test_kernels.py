@@ -61,7 +61,8 @@ WHEEL = r"vllm_ascend-1\.0-cp311-cp311-manylinux_2_34_x86_64\.whl: .*"
     [
         ("post", {"csrc/op.cpp": "other\n"}, r"^csrc/op\.cpp" + DIFFERS.format(1)),
         (
-            *("post", {"csrc/new.cpp": "", "csrc/a.h": ""}),
+            "post",
+            {"csrc/new.cpp": "", "csrc/a.h": ""},
             r"^csrc/a\.h, csrc/new\.cpp" + DIFFERS.format(2),
         ),
         ("sdist", {"csrc/more.cpp": ""}, r"^csrc/more\.cpp: "),

@@ -118,6 +118,56 @@ def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
     assert not (root / "lines/next").exists()
 
 
+MARKED = """\
+<<<<<<< exchange.patch
+            self.active = self.sync(
+                executed,
+            )
+            self.gate.exchange(self.active)
+
+            if not self.active:
+                self.wave += 1
+||||||| vllm-1.0
+            self.active = self.sync(
+                executed,
+            )
+
+            if not self.active:
+                self.wave += 1
+=======
+            self.finish(executed)
+>>>>>>> vllm-2.0
+"""
+
+
+def test_where_a_hook_has_no_clear_place_the_new_file_shows_the_conflict(
+    root, tmp_path, capsys
+):
+    """With the hooks of the patches before it, and nothing of those behind it."""
+    archive = str(sdist(tmp_path, "2.0", CONFLICTING))
+    assert rebase(root, "--sdist", archive, "--dry-run") == 5
+    folder = root / "build/rebase/2.0/merged"
+    (file,) = (path for path in folder.rglob("*") if path.is_file())
+    assert file == folder / "exchange.patch" / ENGINE_PY
+    assert file.read_text() == patched_engine(
+        root / "build/rebase/2.0/patches/vllm", Paths(root).unpacked("vllm", "2.0")
+    ).decode().replace("            self.finish(executed)\n", MARKED)
+    said = f"{file}: the file of vllm-2.0 merged with this patch by git, conflicts "
+    assert f"  {said}marked: 1\n" in capsys.readouterr().err
+    assert f"- {said}marked: 1\n" in report(root, "2.0")
+    # It does not outlive the conflict.
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
+    assert not folder.exists()
+
+
+def test_a_file_that_git_cannot_merge_is_named(root, tmp_path, capsys):
+    archive = sdist(tmp_path, "2.0", ENGINE + b"\0")
+    assert rebase(root, "--sdist", str(archive)) == 1
+    said = capsys.readouterr().err
+    assert f"error: {ENGINE_PY}: expected git to merge gate.patch with vllm-2.0" in said
+    assert "Cannot merge binary files" in said
+
+
 def test_an_own_patch_that_does_not_apply_is_refused_with_its_place(
     root, tmp_path, capsys
 ):

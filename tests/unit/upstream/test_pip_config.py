@@ -1,9 +1,12 @@
+import sys
+from subprocess import run
+
 import pytest
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import (
+from balance_tools.upstream.pip_config import (
+    PipSettings,
     Source,
-    default_index,
     pip_settings,
     without_secrets,
 )
@@ -41,8 +44,11 @@ def test_a_configuration_that_pip_cannot_read_is_an_error(pip):
         pip_settings()
 
 
-def test_the_index_that_pip_takes_by_itself_is_known():
-    assert without_secrets(default_index()).startswith("https://")
+def test_where_no_index_is_configured_it_is_the_one_that_pip_takes():
+    said = run([sys.executable, "-m", "pip", "help", "download"], capture_output=True)
+    (source,) = PipSettings({}).sources
+    assert source.setting == "index-url"
+    assert source.location.rstrip("/") in "".join(said.stdout.decode().split())
 
 
 @pytest.mark.parametrize(

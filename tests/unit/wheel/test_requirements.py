@@ -23,7 +23,9 @@ def wanted(one, other):
     [
         ("fastapi[standard]>=1", "FastAPI<9", (), ["fastapi[standard]<9,>=1"]),
         (  # markers stay on their own lines
-            *("six>=7; python_version > '3.11'", "six>=6", ()),
+            "six>=7; python_version > '3.11'",
+            "six>=6",
+            (),
             ["six>=6", 'six>=7; python_version > "3.11"'],
         ),
         ("numpy", "pandas-stubs", ["pandas_stubs"], ["numpy"]),

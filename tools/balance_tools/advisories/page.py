@@ -11,8 +11,8 @@ from packaging.version import Version
 from balance_tools.advisories.table import (
     TABLE_NAME,
     Advisory,
+    AdvisoryState,
     Answer,
-    State,
     Table,
     load_advisories,
     patched_in,
@@ -28,9 +28,9 @@ from balance_tools.upstream.lock import load_lock
 PAGE_NAME = "SECURITY.md"
 START, END = "<!-- advisories: written by make advisories -->", "<!-- end -->"
 TITLES = {
-    State.OPEN: ("Open", "what to do"),
-    State.MENDED: ("Mended here", "the patch, and what fails without it"),
-    State.NOT_AFFECTED: ("Not affected", "why"),
+    AdvisoryState.OPEN: ("Open", "what to do"),
+    AdvisoryState.MENDED: ("Mended here", "the patch, and what fails without it"),
+    AdvisoryState.NOT_AFFECTED: ("Not affected", "why"),
 }
 
 
@@ -51,7 +51,7 @@ def page(paths: Paths, text: str) -> str:
 
 
 def tables(paths: Paths) -> str:
-    """What stands between the two marks: the pin by state, then the lines."""
+    """The text between the marks: tables for the pin, by state, and for the lines."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
     numbers = [
@@ -75,11 +75,11 @@ def tables(paths: Paths) -> str:
     return "\n".join([*lines, *_lines(paths, known)]) + "\n"
 
 
-def _used(answers: Sequence[Answer]) -> list[tuple[State, tuple[str, str]]]:
+def _used(answers: Sequence[Answer]) -> list[tuple[AdvisoryState, tuple[str, str]]]:
     return [entry for entry in TITLES.items() if _count(answers, entry[0])]
 
 
-def _count(answers: Iterable[Answer], state: State) -> int:
+def _count(answers: Iterable[Answer], state: AdvisoryState) -> int:
     return sum(answer.state is state for answer in answers)
 
 
@@ -91,7 +91,7 @@ def _name(one: Advisory) -> str:
 
 
 def _patches(paths: Paths) -> dict[str, str]:
-    """Advisory to a link to the patch that mends it."""
+    """By advisory: a link to the patch that mends it."""
     found: dict[str, str] = {}
     for package in load_lock(paths.lock).packages:
         for patch in load_series(paths.patches(package)).patches:
@@ -104,14 +104,14 @@ def _patches(paths: Paths) -> dict[str, str]:
 
 def _said(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
-    if answer.state is State.MENDED:
+    if answer.state is AdvisoryState.MENDED:
         test = re.sub(r"^(?:\w+/)*", "", text)
         text = f"{patches[answer.advisory.id]}, [{test}]({text.partition('::')[0]})"
     return f"{text}. *{remark[0].upper()}{remark[1:]}*" if remark else text
 
 
 def _lines(paths: Paths, known: Table) -> list[str]:
-    """A table of the lines: the ids that upstream's release does not mend."""
+    """A table of the lines: the advisories that upstream's release does not mend."""
     rows = []
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]
@@ -121,7 +121,7 @@ def _lines(paths: Paths, known: Table) -> list[str]:
             ", ".join(a.advisory.id for a in answers if a.state is state) or "none"
             for state in TITLES
         ]
-        rows.append((line.name, _count(answers, State.UPSTREAM), *cells))
+        rows.append((line.name, _count(answers, AdvisoryState.UPSTREAM), *cells))
     titles = (
         "line",
         "mended upstream",

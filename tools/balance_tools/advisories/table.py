@@ -32,7 +32,7 @@ SEVERITIES = ("critical", "high", "medium", "low", "unknown")
 GHSA = re.compile(r"GHSA(-[2-9cfghjmpqrvwx]{4}){3}")
 
 
-class State(Enum):
+class AdvisoryState(Enum):
     """What holds for one advisory in one release, as people read it."""
 
     OPEN = "open"
@@ -52,10 +52,10 @@ class Advisory:
     affected: str
     """The releases of vLLM that have it, as in a requirement."""
     what: str
-    """What comes, and what becomes of it; one line."""
+    """One line: what an attacker sends, and what it does."""
     cve: str = ""
     test: str = ""
-    """Of the patch that mends it here: what fails without it."""
+    """The test that fails without the patch that mends it here."""
     not_affected: str = ""
     """Why a release in `affected` does not have it as we ship it."""
     lacks: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Advisory:
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
     def mended_in(self, release: Version) -> bool:
-        """Whether the release is behind the range."""
+        """Whether the release is newer than all that are affected."""
         ends = (one for one in SpecifierSet(self.affected) if "<" in one.operator)
         return not all(one.contains(release, prereleases=True) for one in ends)
 
@@ -82,17 +82,17 @@ class Answer:
     """What holds for an advisory in one release."""
 
     advisory: Advisory
-    state: State
+    state: AdvisoryState
 
     @property
     def text(self) -> str:
-        """The rest of the answer; where a test shows it, its name."""
+        """What goes with the state: a workaround, a reason, or the name of a test."""
         one = self.advisory
         texts = {
-            State.OPEN: one.workaround or "nothing is known",
-            State.MENDED: one.test,
-            State.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
-            State.UPSTREAM: f"affected: {one.affected}",
+            AdvisoryState.OPEN: one.workaround or "nothing is known",
+            AdvisoryState.MENDED: one.test,
+            AdvisoryState.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
+            AdvisoryState.UPSTREAM: f"affected: {one.affected}",
         }
         return texts[self.state]
 
@@ -102,7 +102,7 @@ class Table:
     """All of advisories.toml."""
 
     gathered: date
-    """What was published later is not in it."""
+    """The day until which advisories were gathered."""
     advisories: tuple[Advisory, ...]
 
     def answers(self, release: Version, patched: Collection[str]) -> list[Answer]:
@@ -110,26 +110,18 @@ class Table:
         return [Answer(one, _state(one, release, patched)) for one in self.advisories]
 
 
-def _state(one: Advisory, release: Version, patched: Collection[str]) -> State:
+def _state(one: Advisory, release: Version, patched: Collection[str]) -> AdvisoryState:
     if one.mended_in(release):
-        return State.UPSTREAM
+        return AdvisoryState.UPSTREAM
     if not one.affects(release):
-        return State.NOT_AFFECTED
+        return AdvisoryState.NOT_AFFECTED
     if one.id in patched:
-        return State.MENDED
-    return State.NOT_AFFECTED if one.not_affected else State.OPEN
-
-
-def counts(answers: Iterable[Answer]) -> dict[State, list[str]]:
-    """The ids by state, in the order of the states."""
-    found: dict[State, list[str]] = {state: [] for state in State}
-    for answer in answers:
-        found[answer.state].append(answer.advisory.id)
-    return found
+        return AdvisoryState.MENDED
+    return AdvisoryState.NOT_AFFECTED if one.not_affected else AdvisoryState.OPEN
 
 
 def is_mended(patch: Patch, version: str) -> bool:
-    """Whether a release of the patch's package has what the patch is for.
+    """Whether a release of the patch's package needs the patch no more.
 
     Raises:
         ToolError: the patch names no release.

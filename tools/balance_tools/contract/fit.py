@@ -16,7 +16,7 @@ from pathlib import Path
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, remove_tree
-from balance_tools.hooks.model import Status
+from balance_tools.hooks.model import PatchStatus
 from balance_tools.manifest import files_of_ours, ignored_in, walk
 from balance_tools.paths import Paths
 from balance_tools.run import capture
@@ -120,7 +120,7 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
 
 
 def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
-    """Leave out what is wrong on the pin, too, on whatever line.
+    """Leave out findings that the pin has, too, on whatever line.
 
     What is loose in our own types is `make lint`'s business.
     """
@@ -135,11 +135,11 @@ def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
             yield error
 
 
-def status_of(found: Sequence[Finding]) -> Status:
+def status_of(found: Sequence[Finding]) -> PatchStatus:
     """Return the status that a release gets for what does not fit."""
     if not found:
-        return Status.UNTOUCHED
-    return Status.VANISHED if not found[0].file else Status.MISFIT
+        return PatchStatus.UNTOUCHED
+    return PatchStatus.VANISHED if not found[0].file else PatchStatus.MISFIT
 
 
 def lay_out(

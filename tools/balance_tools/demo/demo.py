@@ -30,9 +30,9 @@ from balance_tools.wheel.build import build_wheel
 
 POLICIES = ("off", "adaptive")
 ROUNDS, PROMPTS = 3, 32
-"""Turns of each policy, and requests for each rank in a turn."""
+"""Turns of each policy, and requests that each rank gets in a turn."""
 BUSY = 0.5
-"""A load average above this, before anything was started, is of others."""
+"""Above this load average, before the demo starts anything, other programs run."""
 
 
 def say(text: str) -> None:

@@ -22,12 +22,12 @@ from balance_tools.errors import ToolError
 from balance_tools.run import tail_of, to_log
 
 CLIENTS, SLOTS, STEP_TOKENS = 8, 8, 1024
-"""Of a rank: requests in flight, most that run, and tokens of a step."""
+"""For each rank: requests in flight, most that run at once, and tokens of a step."""
 FEWEST, MOST = 2, 4
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -37,7 +37,7 @@ def rank_count() -> int:
 
 
 def machine() -> str:
-    """This one by name."""
+    """What this machine is called: its cores and their type."""
     found = []
     if (info := Path("/proc/cpuinfo")).exists():
         lines = info.read_text(errors="replace").splitlines()
@@ -48,7 +48,7 @@ def machine() -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """The same requests, in options of two commands."""
+    """Requests, as options of `vllm bench serve` and as options of the simulator."""
 
     sent: tuple[str, ...]
     """Of `vllm bench serve`."""
@@ -73,9 +73,17 @@ def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -
 
     return Load(
         (
-            *("--dataset-name", "random", "--random-input-len", str(tokens)),
-            *("--random-output-len", str(answer), "--random-range-ratio", str(spread)),
-            *(*both, "--temperature", "0"),
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(tokens),
+            "--random-output-len",
+            str(answer),
+            "--random-range-ratio",
+            str(spread),
+            *both,
+            "--temperature",
+            "0",
         ),
         ("--input-len", uniform(tokens), "--output-len", uniform(answer), *both),
     )
@@ -96,7 +104,7 @@ def replayed(trace: Path, prompts: int, chunk: int, clients: int | None) -> Load
 
 @dataclass(frozen=True)
 class Served:
-    """How ranks are served."""
+    """How the ranks of a server are set up."""
 
     ranks: int
     asynchronous: bool = True
@@ -108,9 +116,14 @@ class Served:
     def both(self) -> tuple[str, ...]:
         """What server and simulator take."""
         return (
-            *("--data-parallel-size", str(self.ranks), "--max-num-seqs", str(SLOTS)),
-            *("--max-num-batched-tokens", str(STEP_TOKENS)),
-            *("--api-server-count", str(self.api_servers)),
+            "--data-parallel-size",
+            str(self.ranks),
+            "--max-num-seqs",
+            str(SLOTS),
+            "--max-num-batched-tokens",
+            str(STEP_TOKENS),
+            "--api-server-count",
+            str(self.api_servers),
             "--async-scheduling" if self.asynchronous else "--no-async-scheduling",
         )
 
@@ -178,9 +191,22 @@ def run_trial(
     """
     words = ("--result-dir", str(folder.resolve()), "--rounds", str(rounds))
     command = [
-        *("trial", "--restart", *words, "--policy", *policies, *load.sent),
-        *("--", "vllm", "serve", str(model.resolve()), "--host", "127.0.0.1"),
-        *("--port", str(free_port()), *served.both, *served.more),
+        "trial",
+        "--restart",
+        *words,
+        "--policy",
+        *policies,
+        *load.sent,
+        "--",
+        "vllm",
+        "serve",
+        str(model.resolve()),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+        *served.both,
+        *served.more,
     ]
     return _vllm(python, folder, command, is_shown, enough)
 
@@ -221,7 +247,7 @@ def _vllm(
 def _wait(
     process: subprocess.Popen[bytes], enough: Callable[[], bool] | None
 ) -> int | None:
-    """The exit status; None if there was enough before."""
+    """The exit status; None if `enough` ended the process before."""
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -262,18 +288,29 @@ def predict(
         ToolError: It refuses what it was given.
     """
     command = [
-        *("simulate", "--cost-from", str((folder / "report/report.json").resolve())),
-        *("--policy", *policies, *served.both),
-        *(*load.simulated, *simulated, "--num-seeds", str(SEEDS), "--disable-tqdm"),
-        *("--save-result", "--result-dir", str(folder.resolve())),
-        *("--result-filename", PREDICTED),
+        "simulate",
+        "--cost-from",
+        str((folder / "report/report.json").resolve()),
+        "--policy",
+        *policies,
+        *served.both,
+        *load.simulated,
+        *simulated,
+        "--num-seeds",
+        str(SEEDS),
+        "--disable-tqdm",
+        "--save-result",
+        "--result-dir",
+        str(folder.resolve()),
+        "--result-filename",
+        PREDICTED,
     ]
     _vllm(python, folder, command, is_shown=False)
     return predicted_in(folder)
 
 
 def predicted_in(folder: Path) -> dict[str, float]:
-    """What `predict` found before."""
+    """The ratios that `predict` left in a folder."""
     text = (folder / PREDICTED).read_text(encoding="utf-8")
     means = {
         each["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in each["runs"])
@@ -286,7 +323,7 @@ PREDICTED = "predicted.json"
 SEEDS = 8
 """Runs of the simulator with each policy."""
 PAUSE_S = 1.0
-"""Between two looks whether there was enough."""
+"""Seconds between two calls of `enough`."""
 
 
 def in_words(costs: Mapping[str, float]) -> str:
@@ -297,5 +334,5 @@ def in_words(costs: Mapping[str, float]) -> str:
 
 
 def load_average() -> float:
-    """Of the last minute: processes that ran or wanted to."""
+    """The processes that ran, or were ready to, in the last minute on average."""
     return os.getloadavg()[0]

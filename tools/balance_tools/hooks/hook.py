@@ -91,9 +91,14 @@ def _hook(found: Difference, tree: ast.AST, name: str) -> Hook:
     scope, nodes = found.old.scope, (found.old.before, found.old.after)
     before, after = (element(node) if node else None for node in nodes)
     return Hook(
-        *(found.old, found.new, scope, (before, after)),
-        copies(list(gaps(tree, scope)), before, after),
-        *(first_line(found.new), dumps(found.new.inside), used_names(found.new.inside)),
+        old=found.old,
+        new=found.new,
+        scope=scope,
+        neighbours=(before, after),
+        copies=copies(list(gaps(tree, scope)), before, after),
+        line=first_line(found.new),
+        code=dumps(found.new.inside),
+        uses=used_names(found.new.inside),
     )
 
 
@@ -169,7 +174,7 @@ def locate(hook: Hook, tree: ast.AST) -> Place:
 
 
 def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place:
-    """Place the hook next to the neighbour that is left, or that it belongs to."""
+    """Place the hook next to the one neighbour that is still there."""
     scope, (before, after) = hook.scope or "the module", hook.neighbours
     lost = f"neither {_quoted(before)} nor {_quoted(after)} is in {scope} any more"
     behind = _next_to(before, [(gap, gap.before) for gap in candidates])
@@ -210,7 +215,7 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
 
 
 def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
-    """Say which neighbours are not what they were."""
+    """Say which neighbours upstream has changed."""
     return tuple(
         f"in {hook.scope or 'the module'}, {_quoted(wanted)} is now "
         f"{_quoted(element(node) if node else None)}"
@@ -233,7 +238,7 @@ def _next_to(
 
 
 def _order_is_free(hook: Hook, between: Nodes) -> bool:
-    """Whether the list is one of like things whose order says nothing.
+    """Whether the hook is in a list whose order has no meaning.
 
     Imports, keyword arguments, annotated fields, and calls of one function that differ
     in their first argument (`add_argument`).
@@ -251,7 +256,7 @@ def _order_is_free(hook: Hook, between: Nodes) -> bool:
 
 
 def _is_independent(hook: Hook, nodes: Nodes) -> bool:
-    """Whether it makes no difference to the names if the hook runs before these."""
+    """Whether hook and nodes neither bind nor use a name of each other."""
     binds = defined_names(hook.new.inside)
     return not (hook.uses & defined_names(nodes) or binds & used_names(nodes))
 

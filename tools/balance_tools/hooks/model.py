@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Status(Enum):
+class PatchStatus(Enum):
     """What became of a patch, best first; the value is what people read.
 
     `exit_code` is that of the command when this is the worst status.
@@ -32,10 +32,10 @@ class Status(Enum):
         return self.exit_code != 0
 
 
-def worst(statuses: Iterable[Status]) -> Status:
-    """Return the status that decides over the others."""
-    order = list(Status)
-    return max(statuses, key=order.index, default=Status.UNTOUCHED)
+def worst(statuses: Iterable[PatchStatus]) -> PatchStatus:
+    """Return the worst status."""
+    order = list(PatchStatus)
+    return max(statuses, key=order.index, default=PatchStatus.UNTOUCHED)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HookResult:
     """First line in the old patched file."""
     new_line: int
     """The same in the new one; 0 if it is not placed."""
-    status: Status
+    status: PatchStatus
     """CONTEXT_ONLY when placed."""
     note: str = ""
     """What upstream changed around it, or why it has no place."""
@@ -62,10 +62,15 @@ class PatchResult:
 
     package: str
     name: str
-    status: Status
+    status: PatchStatus
     hooks: tuple[HookResult, ...] = ()
     notes: tuple[str, ...] = ()
     dropped: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Package and name, which no other patch has."""
+        return self.package, self.name
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -81,7 +86,7 @@ class FileVerdict:
     path: str
     content: bytes | None
     """The new content, without what could not be placed; None if the file is gone."""
-    status: Status
+    status: PatchStatus
     """Of this file alone."""
     hooks: tuple[HookResult, ...] = ()
     notes: tuple[str, ...] = ()

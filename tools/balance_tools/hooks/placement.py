@@ -26,7 +26,7 @@ from balance_tools.hooks.hook import (
     hooks_between,
     locate,
 )
-from balance_tools.hooks.model import FileVerdict, HookResult, Status, worst
+from balance_tools.hooks.model import FileVerdict, HookResult, PatchStatus, worst
 from balance_tools.text import parse_module, split_lines
 
 Lines = tuple[bytes, ...]
@@ -48,13 +48,13 @@ def decide(
     """
     if upstream is None:
         note = f"{path} is gone in {release}"
-        return FileVerdict(path, None, Status.TARGET_DELETED, notes=(note,))
+        return FileVerdict(path, None, PatchStatus.TARGET_DELETED, notes=(note,))
     try:
         hooks = _whole_hooks(path, base, patched)
         tree = parse_module(upstream, path)
         there = [already_there(hook, tree) for hook in hooks]
         if all(there):
-            status, note = Status.ALREADY_UPSTREAM, "found at its place"
+            status, note = PatchStatus.ALREADY_UPSTREAM, "found at its place"
             found = [_result(path, hook, status, note) for hook in hooks]
             return FileVerdict(path, upstream, status, tuple(found))
         lines: list[tuple[int, Lines]] = []
@@ -76,15 +76,17 @@ def decide(
                 placed.append((hook, place))
             except ToolError as error:
                 gone = find_scope(tree, hook.scope) is None
-                status = Status.TARGET_DELETED if gone else Status.CONFLICT
+                status = PatchStatus.TARGET_DELETED if gone else PatchStatus.CONFLICT
                 refused.append(_result(path, hook, status, str(error)))
         content = with_insertions(upstream, lines)
         at = _proven(placed, tree, content, path)
     except ToolError as error:
         notes = (str(error),)
-        return FileVerdict(path, upstream, Status.CONFLICT, notes=notes)
+        return FileVerdict(path, upstream, PatchStatus.CONFLICT, notes=notes)
     good = [
-        _result(path, hook, Status.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap])
+        _result(
+            path, hook, PatchStatus.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap]
+        )
         for hook, place in placed
     ]
     results = (*good, *refused)
@@ -108,7 +110,7 @@ def _whole_hooks(path: str, base: bytes, patched: bytes) -> list[Hook]:
 
 
 def _result(
-    path: str, hook: Hook, status: Status, note: str, line: int = 0
+    path: str, hook: Hook, status: PatchStatus, note: str, line: int = 0
 ) -> HookResult:
     return HookResult(path, hook.scope, hook.line, line, status, note)
 
@@ -280,5 +282,5 @@ def _shifted(
 
 
 def _not_whole(why: str) -> ToolError:
-    """The place exists as syntax but not between two lines."""
+    """The error for a place that is not between two lines."""
     return ToolError(f"{why}; upstream formats this code otherwise")

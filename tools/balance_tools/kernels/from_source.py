@@ -20,7 +20,7 @@ from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.pristine import ensure_pristine
 
 COPIED = (".gitmodules", "CMakeLists.txt", "cmake", "csrc")
-"""What upstream's build reads of the sdist, beside the package's own folder."""
+"""Files of the sdist that upstream's build reads, beside the package's folder."""
 
 
 def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
@@ -97,7 +97,7 @@ def build_environment(
 
 
 def _prepare(pristine: Path, work: Path, inputs: Mapping[str, str]) -> Path:
-    """A writable copy of the sources; the one of a stopped build with equal inputs."""
+    """A writable copy of the sources, or that of a stopped build of equal inputs."""
     source, stamp = work / "source", work / "inputs.json"
     text = json.dumps(inputs, indent=1) + "\n"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:

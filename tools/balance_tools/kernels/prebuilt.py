@@ -34,13 +34,13 @@ class KernelWheel:
     artifact: Artifact
     path: Path
     compiled: tuple[str, ...]
-    """What its build made beside Python: the names to take, `vllm_ascend/…`."""
+    """Files that are taken from it, `vllm_ascend/…`: what was compiled."""
     generated: Mapping[str, bytes]
-    """Python files that its build wrote; ours has to write its own."""
+    """Python files that upstream's build wrote, and that our build writes itself."""
 
 
 def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
-    """Show that the kernels' csrc is the pinned one; returns the sdist they are of.
+    """Prove that the kernels have the pinned csrc; returns the sdist of their release.
 
     Raises:
         ToolError: it is not, or the lock has no kernel wheels.

@@ -30,16 +30,16 @@ WITHOUT_AICORE_LIBRARY = ("ascend310p", OPEN_FAMILY)
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the kernels of one wheel lie, and what they have to be made from."""
+    """Where the kernels of one wheel are, and what they have to be made from."""
 
     folder: Path
-    """They lie in it as `vllm_ascend/…`."""
+    """The kernels are in it as `vllm_ascend/…`."""
     inputs: Mapping[str, str]
-    """What of their making the build of a wheel can check."""
+    """What the kernels are made from, as far as the build of a wheel can check it."""
     device_type: str
     """What the plugin's own build calls the device: `A2`."""
     wheel: Artifact | None = None
-    """Upstream's, which they are unpacked from; None if they are compiled."""
+    """Upstream's wheel that they are unpacked from; None if they are compiled."""
 
     @property
     def manifest_path(self) -> Path:
@@ -47,7 +47,7 @@ class Stage:
         return self.folder.with_name(self.folder.name + ".json")
 
     def made_from(self) -> Mapping[str, str] | None:
-        """All that the kernels were made from; None if they are not there as made."""
+        """What the kernels were made from; None if some are missing or changed."""
         known = Manifest.read(self.manifest_path)
         fits = self.inputs.items() <= known.inputs.items()
         return known.inputs if fits and known.describes(self.folder) else None
@@ -58,7 +58,7 @@ class Stage:
         remove_tree(self.folder)
 
     def finish(self, **more: str) -> None:
-        """Say that the kernels are complete; `more` is further inputs."""
+        """Note that the kernels are complete, and further inputs, `more`."""
         manifest = take_manifest(self.folder, {**self.inputs, **more})
         manifest.write(self.manifest_path)
 

@@ -44,7 +44,7 @@ class Toolchain:
     """What the kernels are compiled with."""
 
     definitions: Mapping[str, str]
-    """What CMakeLists.txt wants to know of it: the `python3` on PATH and folders."""
+    """Variables of CMakeLists.txt: the `python3` on PATH, and folders."""
     description: str
     """The versions, for a person and for the record in the wheel."""
 

@@ -8,8 +8,8 @@ from packaging.version import Version
 
 from balance_tools.advisories.table import (
     TABLE_NAME,
+    AdvisoryState,
     Answer,
-    State,
     load_advisories,
     patched_in,
 )
@@ -41,7 +41,8 @@ def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list
     closed = [
         new.advisory.id
         for old, new in zip(before, after, strict=True)
-        if new.state is State.UPSTREAM and old.state in (State.OPEN, State.MENDED)
+        if new.state is AdvisoryState.UPSTREAM
+        and old.state in (AdvisoryState.OPEN, AdvisoryState.MENDED)
     ]
     lines = [
         "",
@@ -53,7 +54,7 @@ def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list
     left = [
         (one.advisory.id, one.advisory.severity, one.state.value, one.text)
         for one in after
-        if one.state is not State.UPSTREAM
+        if one.state is not AdvisoryState.UPSTREAM
     ]
     if left:
         lines += ["", *table(("there", "severity", "state", "answer"), left)]

@@ -13,10 +13,11 @@ from balance_tools.drift.report import drift
 from balance_tools.drift.symbols import Modules
 from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
-from balance_tools.hooks.model import HookResult, PatchResult, Status, worst
+from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.answers import answers_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
+from balance_tools.rebase.merge import Merged, write_merged
 from balance_tools.rebase.move import Moved, Own
 from balance_tools.run import edited, git
 from balance_tools.series.apply import load_series
@@ -30,13 +31,13 @@ class Judged(NamedTuple):
     """What a bump would do."""
 
     every: Sequence[Moved]
-    """The series of each package; none where upstream has another layout."""
+    """The moved series of each package; empty where upstream has another layout."""
     wrong: Sequence[Finding]
-    """What of our files and hooks does not fit, where every hook has a place."""
+    """What does not fit of our files and hooks; empty unless every hook has a place."""
 
     @property
     def results(self) -> list[PatchResult]:
-        """Of every patch, in order."""
+        """The result of every patch, in order."""
         return [result for moved in self.every for result in moved.results]
 
     @property
@@ -46,8 +47,8 @@ class Judged(NamedTuple):
         return bool(self.every) and not worst_one.needs_human
 
     @property
-    def status(self) -> Status:
-        """The worst one."""
+    def status(self) -> PatchStatus:
+        """The worst status of a patch, or that of what does not fit."""
         if self.wrong:
             return status_of(self.wrong)
         return worst(moved.status for moved in self.every)
@@ -105,9 +106,11 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     every, wrong, status = judged.every, judged.wrong, judged.status
     report = folder / "report.md"
     advisories = answers_markdown(paths, lock.vllm.version, every)
-    write_atomically(report, markdown(every, wrong, advisories))
+    undecided = [one for moved in every for one in moved.undecided]
+    merged = write_merged(undecided, folder / "merged")
+    write_atomically(report, markdown(every, wrong, advisories, merged))
     if status.needs_human:
-        _ask(report, every, wrong, name)
+        _ask(report, every, wrong, merged, name)
         return status.exit_code
     if not dry_run and name and line:
         write_line(paths, line, lock, every)
@@ -119,7 +122,7 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
 
 
 def _line_of(paths: Paths, lock: Lock) -> Line | None:
-    """The line for these very releases, which is to become the pin."""
+    """The line that has exactly these releases, and becomes the pin."""
     for line in all_lines(paths):
         if line.lock.packages == lock.packages:
             return line
@@ -127,7 +130,11 @@ def _line_of(paths: Paths, lock: Lock) -> Line | None:
 
 
 def _ask(
-    report: Path, every: Sequence[Moved], wrong: Sequence[Finding], name: str
+    report: Path,
+    every: Sequence[Moved],
+    wrong: Sequence[Finding],
+    merged: Merged,
+    name: str,
 ) -> None:
     """Say what a person must decide, and where."""
     for moved in every:
@@ -136,8 +143,8 @@ def _ask(
                 continue
             own = f"patches/{moved.package}/{result.name}"
             print(f"{own}: {result.status.label}", file=sys.stderr)
-            for reason in result.reasons:
-                print(f"  {reason}", file=sys.stderr)
+            for said in (*result.reasons, *merged.get(result.key, ())):
+                print(f"  {said}", file=sys.stderr)
             print(
                 f"  copy {report.parent / own}, which has what is placed, to "
                 f"lines/{name or 'NAME'}/{own} and complete it, or leave an empty file "
@@ -169,10 +176,12 @@ def _replace_pin(paths: Paths, folder: Path, lock: Lock, line: Line | None) -> N
 
 
 def _check_committed(paths: Paths, line: Line | None) -> None:
-    """Check that the last step loses nothing; without git nobody can know."""
+    """Check that git has what the last step replaces, where there is a repository."""
     if not (paths.root / ".git").exists():
         return
-    names = [paths.lock.name, "patches", *([f"lines/{line.name}"] if line else [])]
+    names = [paths.lock.name, "patches"]
+    if line:
+        names.append(f"lines/{line.name}")
     ask = ("status", "--porcelain", "--untracked-files=normal", "--")
     found = git(paths.root, *ask, *names)
     if found.status:
@@ -190,7 +199,10 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
 
 
 def markdown(
-    every: Sequence[Moved], wrong: Sequence[Finding], advisories: Sequence[str]
+    every: Sequence[Moved],
+    wrong: Sequence[Finding],
+    advisories: Sequence[str],
+    merged: Merged,
 ) -> str:
     """Return the report: each patch and hook, what upstream changed, what is wrong.
 
@@ -206,7 +218,8 @@ def markdown(
     lines += table(("package", "patch", "status"), rows)
     for result in results:
         lines += ["", f"## {result.package}: {result.name}", ""]
-        lines += [f"- {note}" for note in result.notes]
+        notes = [*result.notes, *merged.get(result.key, ())]
+        lines += [f"- {note}" for note in notes] + [""] * bool(notes and result.hooks)
         if result.hooks:
             lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
     lines += [*advisories, "", "## What upstream changed around the series"]

@@ -16,7 +16,7 @@ from balance_tools.rebase.scan import releases, scan, scan_markdown
 from balance_tools.rebase.sources import by_archive, by_version
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.checkout import make_checkout
-from balance_tools.verify.verify import Bench, verify
+from balance_tools.verify.verify import Candidate, verify
 
 VERBS = {
     "bump": "Move the series to another release. tools/rebase.sh VERSION is short for "
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 NAME = r"\w[\w.-]*"
-"""Of a release, and of a folder below lines/."""
+"""What a release, and a folder below lines/, may be called."""
 
 
 def _name(text: str) -> str:
@@ -99,11 +99,13 @@ def _line(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _verify(paths: Paths, args: argparse.Namespace) -> int:
-    bench = Bench(paths, "pin", paths.lock, paths.root / "patches")
+    candidate = Candidate(paths, "pin", paths.lock, paths.root / "patches")
     if args.name:
         line = find_line(paths, args.name)
-        bench = Bench(paths, line.name, line.folder / LOCK_NAME, derive(paths, line))
-    print(verify(bench), end="")
+        candidate = Candidate(
+            paths, line.name, line.folder / LOCK_NAME, derive(paths, line)
+        )
+    print(verify(candidate), end="")
     return 0
 
 

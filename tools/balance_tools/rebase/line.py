@@ -33,12 +33,12 @@ class Line:
 
     @property
     def name(self) -> str:
-        """That of the folder."""
+        """The name of the folder."""
         return self.folder.name
 
     @property
     def lock(self) -> Lock:
-        """Of its releases."""
+        """The lock of its releases."""
         return load_lock(self.folder / LOCK_NAME)
 
     @property

@@ -13,8 +13,9 @@ from pathlib import Path
 from balance_tools.advisories.table import is_mended
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
-from balance_tools.hooks.model import FileVerdict, PatchResult, Status, worst
+from balance_tools.hooks.model import FileVerdict, PatchResult, PatchStatus, worst
 from balance_tools.hooks.placement import decide
+from balance_tools.rebase.merge import Undecided
 from balance_tools.series.apply import (
     SERIES,
     Files,
@@ -26,6 +27,8 @@ from balance_tools.series.apply import (
     patched_steps,
 )
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
+
+NO_CLEAR_PLACE = (PatchStatus.CONFLICT, PatchStatus.TARGET_DELETED)
 
 Own = Mapping[tuple[str, str], Patch | None]
 """By package and name, patches as a person wrote them for the new release; None is left
@@ -39,20 +42,22 @@ class Moved:
 
     package: str
     series: Series
-    """As it was."""
+    """The series before the move."""
     old: Path
-    """Upstream's files that it was for."""
+    """The tree of upstream that it was made for."""
     new: Path
-    """Those that it is for now."""
+    """The tree of upstream that it is moved to."""
     results: tuple[PatchResult, ...]
     """What became of each patch, in order."""
     texts: Mapping[str, bytes]
-    """Of each patch that is not left out, by name; without hooks that have no place."""
+    """By name, each patch that is not left out, without hooks that have no place."""
     files: Files
     """What every touched file becomes."""
+    undecided: tuple[Undecided, ...]
+    """Files in which a hook has no clear place."""
 
     @property
-    def status(self) -> Status:
+    def status(self) -> PatchStatus:
         """The worst status; a patch that is left out does not count."""
         return worst(one.status for one in self.results if not one.dropped)
 
@@ -95,6 +100,7 @@ def move_series(
     results: list[PatchResult] = []
     texts: dict[str, bytes] = {}
     now: dict[str, bytes] = {}
+    undecided: list[Undecided] = []
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
         mine = own.get(key, patch)
@@ -106,13 +112,30 @@ def move_series(
                 else "by a person"
             )
             said = (f"left out: {why}",)
-            results.append(PatchResult(*key, Status.UNTOUCHED, (), said, dropped=True))
+            results.append(
+                PatchResult(*key, PatchStatus.UNTOUCHED, (), said, dropped=True)
+            )
             continue
         upstream = {file.path: _read(new, now, file.path) for file in mine.files}
         if mine is patch:
             found = [
                 decide(path, base[path], patched[path], content, new.name)
                 for path, content in upstream.items()
+            ]
+            undecided += [
+                Undecided(
+                    package,
+                    patch.name,
+                    path,
+                    base[path],
+                    patched[path],
+                    content,
+                    (old.name, new.name),
+                )
+                for (path, content), verdict in zip(
+                    upstream.items(), found, strict=True
+                )
+                if content is not None and verdict.status in NO_CLEAR_PLACE
             ]
         else:
             found = [_apply(file, upstream[file.path], mine) for file in mine.files]
@@ -126,7 +149,9 @@ def move_series(
         if mine is patch and not status.needs_human:
             status = _how_much(patch, raw)
         results.append(PatchResult(*key, status, hooks, notes))
-    return Moved(package, series, old, new, tuple(results), texts, now)
+    return Moved(
+        package, series, old, new, tuple(results), texts, now, tuple(undecided)
+    )
 
 
 def _read(tree: Path, now: Files, path: str) -> bytes | None:
@@ -142,14 +167,14 @@ def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
         content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
     except ToolError as error:
         said = str(error).partition(";")[0]
-        return FileVerdict(file.path, upstream, Status.CONFLICT, notes=(said,))
+        return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(said,))
     note = f"{file.path}: decided by a person"
-    return FileVerdict(file.path, content, Status.CONTENT_CHANGED, notes=(note,))
+    return FileVerdict(file.path, content, PatchStatus.CONTENT_CHANGED, notes=(note,))
 
 
-def _how_much(patch: Patch, raw: bytes) -> Status:
-    """How much of the text of a patch changed, where every hook has a place."""
+def _how_much(patch: Patch, raw: bytes) -> PatchStatus:
+    """The status of a patch whose hooks all have a place, by how its text changed."""
     if raw == patch.raw:
-        return Status.UNTOUCHED
+        return PatchStatus.UNTOUCHED
     same = parse_patch(patch.name, raw).changes == patch.changes
-    return Status.CONTEXT_ONLY if same else Status.CONTENT_CHANGED
+    return PatchStatus.CONTEXT_ONLY if same else PatchStatus.CONTENT_CHANGED

@@ -9,7 +9,7 @@ from dataclasses import replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from balance_tools.advisories.table import State
+from balance_tools.advisories.table import AdvisoryState
 from balance_tools.contract.fit import Finding, read_pin
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
@@ -54,7 +54,7 @@ def releases(wanted: str) -> list[Artifact]:
 
 
 def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
-    """What would become of a bump to every release, by its version.
+    """Judge a bump to each release; returns what was found by the version.
 
     The new series are left in build/rebase/scan/VERSION.
     """
@@ -72,7 +72,7 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
 
 
 def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
-    """Return the table and the reasons."""
+    """Return the report: a table of releases, and what a person must decide."""
     pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
     checked = [row for row in placed if not row.wrong]
@@ -86,7 +86,7 @@ def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     cells = []
     for version, row in rows.items():
         answers = answers_there(paths, version, row.every)
-        is_open = [one for one in answers if one.state is State.OPEN]
+        is_open = [one for one in answers if one.state is AdvisoryState.OPEN]
         cells.append((version, row.status.label, len(is_open)))
     lines += table(("release", "status", "open advisories"), cells)
     lines += ["", "## What a person must decide", ""]

@@ -33,7 +33,7 @@ def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
 
 
 def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:
-    """Return the lock of two releases; without `ascend`, that one stays.
+    """Return the lock of two releases; without `ascend`, that of vllm-ascend stays.
 
     Raises:
         ToolError: a release cannot be found.
@@ -47,7 +47,7 @@ def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:
 def by_archive(
     paths: Paths, lock: Lock, vllm: Path | None, ascend: Path | None
 ) -> Lock:
-    """Return the lock of local sdists; what is not given stays.
+    """Return the lock of local sdists; a package without one keeps its release.
 
     Raises:
         ToolError: an archive is not usable.

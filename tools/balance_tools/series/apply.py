@@ -22,7 +22,7 @@ _SAME, _DIFFERENT = 0, 1
 
 
 Files = Mapping[str, bytes]
-"""By their paths in a tree."""
+"""The contents of files, by their paths in a tree."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 
 Limits = Mapping[str, int]
-"""ADDED and REMOVED to the most lines that a series may add and remove."""
+"""By ADDED and REMOVED: the most lines that a series may add and remove."""
 
 LIMITS: dict[str, Limits] = {
     "vllm": {ADDED: 95, REMOVED: 0},

@@ -10,14 +10,9 @@ from balance_tools.errors import ToolError
 from balance_tools.files import exclusive, replacing, sha256_of
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.progress import progress
-from balance_tools.upstream.index import (
-    BrokenError,
-    Index,
-    Link,
-    RefusedError,
-    Source,
-)
+from balance_tools.upstream.index import BrokenError, Index, Link, SourceError
 from balance_tools.upstream.lock import Artifact
+from balance_tools.upstream.pip_config import Source
 
 
 def fetch(artifact: Artifact, paths: Paths) -> Path:
@@ -40,7 +35,7 @@ def fetch(artifact: Artifact, paths: Paths) -> Path:
                 link = _find(found, source, artifact)
                 _receive(found, link, artifact, cached, found.retries)
                 return cached
-            except RefusedError as problem:
+            except SourceError as problem:
                 problems.append(f"{source}: {problem}")
     raise ToolError(
         f"{artifact.filename}: expected the {artifact.size} bytes with sha256 "
@@ -54,9 +49,9 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
     for link in index.links(source, artifact.project):
         if link.filename == artifact.filename:
             if link.sha256 not in {None, artifact.sha256}:
-                raise RefusedError(f"it lists the file with sha256 {link.sha256}")
+                raise SourceError(f"it lists the file with sha256 {link.sha256}")
             return link
-    raise RefusedError("it does not list the file")
+    raise SourceError("it does not list the file")
 
 
 def _receive(
@@ -71,7 +66,7 @@ def _receive(
             replacing(cached) as part,
         ):
             if size not in {None, artifact.size}:
-                raise RefusedError(f"it offers {size} bytes")
+                raise SourceError(f"it offers {size} bytes")
             digest, have = hashlib.sha256(), 0
             with part.open("wb") as file:
                 for chunk in chunks:
@@ -82,7 +77,7 @@ def _receive(
             if have < artifact.size:
                 raise BrokenError(f"the transfer broke off after {have} bytes")
             if digest.hexdigest() != artifact.sha256:
-                raise RefusedError(f"it sent a file with sha256 {digest.hexdigest()}")
+                raise SourceError(f"it sent a file with sha256 {digest.hexdigest()}")
     except BrokenError:
         if not retries:
             raise

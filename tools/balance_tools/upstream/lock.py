@@ -102,7 +102,9 @@ def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
         raise ToolError(
             f"{name}: expected TOML, found {error}; restore the file from git"
         ) from error
-    names = ["vllm", "vllm_ascend", *({"kernel_sdist"} & {*data})]
+    names = ["vllm", "vllm_ascend"]
+    if "kernel_sdist" in data:
+        names.append("kernel_sdist")
     wheels = data.get("kernel_wheels", [])
     wheels = enumerate(wheels if isinstance(wheels, list) else [wheels])
     return Lock(

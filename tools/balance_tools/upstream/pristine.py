@@ -68,7 +68,7 @@ def extract_sdist(archive: Path, dest: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """Write a member of the archive: not every Python's `extract` keeps so little."""
+    """Write a member of the archive; old Pythons' `extract` keeps owners and modes."""
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -81,7 +81,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
 
 
 def _top_folder(archive: Path, members: list[tarfile.TarInfo]) -> str:
-    """The one top folder; no release of upstream's has a link, so none is unpacked."""
+    """The name of the one top folder. Links are refused: no release has any."""
     for member in members:
         path = PurePosixPath(member.name)
         below = not path.is_absolute() and ".." not in path.parts

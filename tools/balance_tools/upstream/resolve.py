@@ -9,7 +9,7 @@ from dataclasses import replace
 from packaging.version import InvalidVersion, Version
 
 from balance_tools.errors import ToolError
-from balance_tools.upstream.index import Index, Link, RefusedError
+from balance_tools.upstream.index import Index, Link, SourceError
 from balance_tools.upstream.lock import Artifact, Lock
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -46,7 +46,7 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
 
 def all_links(index: Index, project: str) -> list[Link]:
-    """Every file of a project, one link for each file name: of the first that has it.
+    """Every file of a project; of one name, the link of the first source that has it.
 
     Raises:
         ToolError: a source cannot be asked, for the answer would be a guess.
@@ -55,7 +55,7 @@ def all_links(index: Index, project: str) -> list[Link]:
     for source in index.sources:
         try:
             links = index.links(source, project)
-        except RefusedError as problem:
+        except SourceError as problem:
             raise ToolError(
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
@@ -96,7 +96,7 @@ def _sdist(
 
 
 def artifact_of_link(index: Index, link: Link) -> Artifact:
-    """The lock's entry for a link; what the index does not say is found out."""
+    """The lock's entry for a link, which is downloaded if its hash is not known."""
     size, sha256 = link.size, link.sha256
     try:
         if size is None or sha256 is None:
@@ -107,7 +107,7 @@ def artifact_of_link(index: Index, link: Link) -> Artifact:
                         size += len(chunk)
                         digest.update(chunk)
                     sha256 = digest.hexdigest()
-    except RefusedError as problem:
+    except SourceError as problem:
         raise ToolError(
             f"{link.filename}: expected its size from {link.source}, found that "
             f"{problem}; check the network and run this again"

@@ -37,9 +37,9 @@ class Package:
     series_sha256: str
     tree: Path
     manifest: Manifest
-    """What the last run put there; empty before the first run."""
+    """The files that the last run wrote; empty before the first run."""
     tracked: frozenset[str]
-    """Paths below `tree` that git tracks: ours."""
+    """Paths below `tree` that git tracks, which are ours."""
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -102,7 +102,7 @@ def vendor(
 
 
 def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
-    """Make one tree in its place, once it is certain that nothing is lost by it."""
+    """Write one tree where it belongs, after it is certain that nothing is lost."""
     start, tree, name = time.monotonic(), package.tree, package.name
     pristine = ensure_pristine(package.artifact, paths)  # a build reads it, too
     if package.is_current:

@@ -18,7 +18,7 @@ class Setup:
     """One way to run tests."""
 
     name: str
-    """For people and for the names of logs."""
+    """Its name in messages and in the names of logs."""
     python: Path
     """Interpreter of the environment with the wheel."""
     root: Path
@@ -26,7 +26,7 @@ class Setup:
     plugins: tuple[str, ...] = ()
     """Modules for pytest to load."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables in addition to ours."""
+    """Variables of the environment in addition to those of this process."""
 
 
 def run_file(

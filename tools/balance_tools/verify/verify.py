@@ -27,36 +27,36 @@ OURS, ENGINE_TESTS = "engine", "tests/engine"
 # What the conftest of upstream's tests imports.
 TEST_REQUIREMENTS = ("tblib", "pytest-asyncio")
 Results = dict[str, str]
-"""Id of a test to what came of it."""
+"""By the id of a test: PASSED, SKIPPED or FAILED."""
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What is verified, and where."""
+class Candidate:
+    """The pin or a line, whose series is verified."""
 
     paths: Paths
     name: str
-    """Of the line, or "pin"."""
+    """The name of the line, or "pin"."""
     lock: Path
-    """Of the release."""
+    """The lock of the release."""
     series: Path
     """Folder with the series of each package."""
 
     @property
     def folder(self) -> Path:
-        """All that belongs to it."""
+        """Where its wheels, tests and logs are."""
         return self.paths.build / "verify" / self.name
 
 
-def verify(bench: Bench) -> str:
+def verify(candidate: Candidate) -> str:
     """Verify a series, all of it, and return a report of a line for each setup.
 
     Raises:
         ToolError: a test that passes without the patches fails with them, or one of
             our engine tests fails. Their output is in build/verify/NAME/logs.
     """
-    with exclusive(bench.folder / ".lock"):
-        results = _run_all(bench)
+    with exclusive(candidate.folder / ".lock"):
+        results = _run_all(candidate)
     ours = results.pop(OURS)
     failing = [
         f"{name}: {result} (our engine tests)"
@@ -68,18 +68,19 @@ def verify(bench: Bench) -> str:
     failing += upstream.newly_failing(results)
     if failing:
         raise ToolError(
-            f"{bench.folder / 'logs'}: expected no newly failing test, found "
+            f"{candidate.folder / 'logs'}: expected no newly failing test, found "
             f"{len(failing)}: {'; '.join(failing)}; correct the patch or our files and "
             "verify again"
         )
-    return f"{bench.name}, vllm {load_lock(bench.lock).vllm.version}: nothing fails\n"
+    release = load_lock(candidate.lock).vllm.version
+    return f"{candidate.name}, vllm {release}: nothing fails\n"
 
 
-def _run_all(bench: Bench) -> dict[str, Results]:
-    """Run every test; return what came of each, by setup."""
+def _run_all(candidate: Candidate) -> dict[str, Results]:
+    """Run every test; return the results of each setup by its name."""
     patched, plain = (
-        make_checkout(bench.paths, bench.folder / name, bench.lock, series)
-        for name, series in (("patched", bench.series), ("unpatched", None))
+        make_checkout(candidate.paths, candidate.folder / name, candidate.lock, series)
+        for name, series in (("patched", candidate.series), ("unpatched", None))
     )
     # One of our tests reads the plugin, which the reference wheel does not have.
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
@@ -88,7 +89,7 @@ def _run_all(bench: Bench) -> dict[str, Results]:
     ours = Setup(OURS, _python(patched, wheels[0]), patched.root)
     found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in found]
-    return {OURS: _run(bench, ours, files), **_upstream(bench, patched, wheels)}
+    return {OURS: _run(candidate, ours, files), **_upstream(candidate, patched, wheels)}
 
 
 def _python(root: Paths, wheel: Path) -> Path:
@@ -99,15 +100,15 @@ def _python(root: Paths, wheel: Path) -> Path:
 
 
 def _upstream(
-    bench: Bench, root: Paths, wheels: Sequence[Path]
+    candidate: Candidate, root: Paths, wheels: Sequence[Path]
 ) -> Mapping[str, Results]:
     """Run upstream's tests of the touched modules on both wheels."""
-    copy, hub = bench.folder / "upstream", bench.folder / "hub"
-    tree = ensure_pristine(load_lock(bench.lock).vllm, bench.paths)
+    copy, hub = candidate.folder / "upstream", candidate.folder / "hub"
+    tree = ensure_pristine(load_lock(candidate.lock).vllm, candidate.paths)
     upstream.copy_tests(tree, copy)
     upstream.write_hub(hub)
     variables = {"HF_HOME": str(hub), "PYTHONPATH": str(copy)}
-    files = upstream.select(tree, load_series(bench.series / UPSTREAM).paths)
+    files = upstream.select(tree, load_series(candidate.series / UPSTREAM).paths)
     results = {}
     for name, wheel, plugins in (
         (upstream.OFF, wheels[0], ()),
@@ -115,16 +116,16 @@ def _upstream(
         (upstream.PLAIN, wheels[1], ()),
     ):
         setup = Setup(name, _python(root, wheel), copy, plugins, variables)
-        results[name] = _run(bench, setup, files)
+        results[name] = _run(candidate, setup, files)
     return results
 
 
-def _run(bench: Bench, setup: Setup, files: Sequence[str]) -> Results:
+def _run(candidate: Candidate, setup: Setup, files: Sequence[str]) -> Results:
     """Run test files one after the other, so that one that aborts ends no other."""
     results: Results = {}
     for number, file in enumerate(files, 1):
         start = time.monotonic()
-        found = run_file(setup, file, bench.folder / "logs")
+        found = run_file(setup, file, candidate.folder / "logs")
         results |= found
         said = f"{setup.name} {number}/{len(files)}, {file}: {count(found)}"
         seconds = time.monotonic() - start

@@ -50,7 +50,7 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from balance_tools.advisories.table import ADVISORY, Answer, State
+from balance_tools.advisories.table import ADVISORY, AdvisoryState, Answer
 from balance_tools.series import patchfile
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import Artifact
@@ -58,7 +58,7 @@ from balance_tools.wheel.plan import GUARD, PLUGIN, WheelPlan
 from balance_tools.wheel.upstream_metadata import values_of
 
 FOLDER = "sboms"
-"""Below the dist-info of the wheel."""
+"""The folder of the bill below the dist-info of the wheel."""
 BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
 OURS_LICENCE = "Apache-2.0"
 SOURCE = "GitHub Advisories"
@@ -92,7 +92,7 @@ def vex_of(plan: WheelPlan, bill: Bom) -> Bom:
 
 
 def _settled(bom: Bom, day: datetime | None = None) -> Bom:
-    """With a serial number that the content gives instead of a random one."""
+    """The bill with a serial number from its content, not a random one."""
     bom.metadata.timestamp = day  # type: ignore[assignment]
     bom.serial_number = uuid.UUID(int=0)
     digest = hashlib.sha256(text_of(bom).encode()).hexdigest()
@@ -107,7 +107,7 @@ def text_of(bom: Bom) -> str:
 
 
 def _upstream(plan: WheelPlan, package: str) -> Component:
-    """One package of upstream's as it is in the wheel: patched, with kernels."""
+    """The component for one package of upstream in the wheel: patched, with kernels."""
     upstream, sdist = plan.upstreams[package], plan.lock.packages[package]
     own = (values_of(upstream, "License-Expression") or [plan.target.license])[0]
     part = _component(sdist.project, plan.version_of(package), own)
@@ -140,7 +140,7 @@ def _component(name: str, version: str, licence: str) -> Component:
 
 
 def _file(artifact: Artifact, licence: str) -> Component:
-    """One file of the lock."""
+    """The component for one file of the lock."""
     part = _component(artifact.project, artifact.version, licence)
     qualifiers = {"file_name": artifact.filename}
     name = artifact.project
@@ -173,23 +173,23 @@ def _patch(patch: patchfile.Patch) -> Patch:
 
 
 ANALYSES = {
-    State.OPEN: ImpactAnalysisState.EXPLOITABLE,
-    State.MENDED: ImpactAnalysisState.RESOLVED_WITH_PEDIGREE,
-    State.NOT_AFFECTED: ImpactAnalysisState.NOT_AFFECTED,
-    State.UPSTREAM: ImpactAnalysisState.RESOLVED,
+    AdvisoryState.OPEN: ImpactAnalysisState.EXPLOITABLE,
+    AdvisoryState.MENDED: ImpactAnalysisState.RESOLVED_WITH_PEDIGREE,
+    AdvisoryState.NOT_AFFECTED: ImpactAnalysisState.NOT_AFFECTED,
+    AdvisoryState.UPSTREAM: ImpactAnalysisState.RESOLVED,
 }
 
 
 def _vulnerability(answer: Answer, target: str) -> Vulnerability:
     """One advisory, by its CVE where it has one."""
     one, state = answer.advisory, answer.state
-    fails = " fails without the patch" * (state is State.MENDED)
+    fails = " fails without the patch" * (state is AdvisoryState.MENDED)
     analysis = VulnerabilityAnalysis(state=ANALYSES[state], detail=answer.text + fails)
-    if state is State.OPEN and one.workaround:
+    if state is AdvisoryState.OPEN and one.workaround:
         analysis.responses.add(ImpactAnalysisResponse.WORKAROUND_AVAILABLE)
-    elif state is State.OPEN:
+    elif state is AdvisoryState.OPEN:
         analysis.state = ImpactAnalysisState.IN_TRIAGE
-    elif state is State.NOT_AFFECTED:
+    elif state is AdvisoryState.NOT_AFFECTED:
         why = ImpactAnalysisJustification
         absent = bool(one.lacks)
         analysis.justification = (
@@ -204,7 +204,7 @@ def _vulnerability(answer: Answer, target: str) -> Vulnerability:
         references=[VulnerabilityReference(id=one.id, source=list_of)],
         ratings=[VulnerabilityRating(severity=severity)],
         description=one.what,
-        workaround=one.workaround if state is State.OPEN else None,
+        workaround=one.workaround if state is AdvisoryState.OPEN else None,
         analysis=analysis,
         affects=[BomTarget(ref=target)],
     )

@@ -90,7 +90,7 @@ def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
 
 
 def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
-    """Each patched file of upstream to the first line that upstream's has not."""
+    """By each patched file of upstream: the first line that the patches add."""
     found = {}
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]

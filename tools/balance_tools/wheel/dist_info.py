@@ -22,7 +22,12 @@ from balance_tools.wheel.plan import GUARD, OURS, PLUGIN, WheelPlan
 from balance_tools.wheel.upstream_metadata import entry_points_of, values_of
 
 KEPT_HEADERS = (
-    *("Summary", "Author", "License", "Project-URL", "Classifier", "Requires-Python"),
+    "Summary",
+    "Author",
+    "License",
+    "Project-URL",
+    "Classifier",
+    "Requires-Python",
 )
 
 

@@ -54,7 +54,7 @@ from balance_tools.wheel.upstream_metadata import (
 
 OURS = "vllm_balance"
 GUARD = "vllm-balance"
-"""The distribution that OURS is, in every wheel."""
+"""The name of the distribution that OURS is, in every wheel."""
 PLUGIN = "vllm_ascend"
 TESTED_PYTHONS = ">=3.10,<3.14"
 LICENCES = ("LICENSE", "NOTICE")
@@ -67,7 +67,7 @@ UPSTREAM_LICENCES = {
         "LICENSE.CANN-2.0": "csrc/third_party/catlass/LICENSE",
     },
 }
-"""Package to name in the wheel to path in the sdist."""
+"""By package, and by name in the wheel: the path in the sdist."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class WheelPlan:
     target: Target
     lock: Lock
     upstreams: Mapping[str, Distribution]
-    """Vendored package to what its upstream declares."""
+    """By vendored package: what its upstream declares."""
     requirements: tuple[str, ...]
     licences: Mapping[str, Path]
-    """Path below licenses/ to source."""
+    """By path below licenses/: the source."""
     kernels: Stage | None
     """Where the kernels lie; None for a wheel without."""
     advisories: Table
@@ -254,7 +254,7 @@ def check_pair(lock: Lock) -> None:
 
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
-    """Work out one wheel."""
+    """Work out what one wheel is to contain."""
     if shutil.which("git"):  # without it nobody knows what is tracked
         refuse_missing(paths.root)
     settings = load_settings(paths.root / SETTINGS_NAME)

@@ -26,10 +26,10 @@ REQUIREMENT_FILES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """One line of one list."""
+    """One line of a list of requirements."""
 
     source: str
-    """Where it stands, for error messages: `vllm requirements/common.txt`."""
+    """The list, for error messages: `vllm requirements/common.txt`."""
     requirement: Requirement
 
     @property
@@ -91,7 +91,7 @@ def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
 
 
 def _merge(group: Sequence[Wanted]) -> list[str]:
-    """One line for each marker."""
+    """The requirements of one package, one for each marker."""
     merged: dict[str, Requirement] = {}
     for want in group:
         marker = want.requirement.marker

@@ -71,7 +71,7 @@ class BinaryDistribution(Distribution):
     """Makes setuptools treat the packages as tied to a platform."""
 
     def has_ext_modules(self) -> bool:
-        """The extensions come ready made and are not listed."""
+        """True, for the compiled files are not listed as extensions."""
         return True
 
 
@@ -79,7 +79,7 @@ def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
     """The bdist_wheel command for one plan."""
 
     class BalanceWheel(bdist_wheel):
-        """bdist_wheel with what only we know."""
+        """The bdist_wheel command that also adds our metadata."""
 
         def get_tag(self) -> tuple[str, str, str]:
             return plan.tag
@@ -127,7 +127,7 @@ def add_bill(plan: WheelPlan, dist_info: Path) -> None:
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:
-    """Add the rest to the unpacked wheel, and make all modes alike.
+    """Add build record, kernels and dist-infos to the unpacked wheel, and set modes.
 
     `data_dir` is the name of the wheel's `.data` folder.
     """

@@ -28,7 +28,10 @@ def _hccl():
         _library.emulator_group.argtypes = [ctypes.c_char_p]
         pointer = ctypes.c_void_p
         _library.emulator_all_gather.argtypes = [
-            *(pointer, pointer, ctypes.c_uint64, pointer)
+            pointer,
+            pointer,
+            ctypes.c_uint64,
+            pointer,
         ]
     return _library
 

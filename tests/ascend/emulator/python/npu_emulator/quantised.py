@@ -8,7 +8,10 @@ from .registry import operator, require, require_defaults
 LARGEST = 127
 TYPES = {
     None: torch.int8,
-    **{1: torch.int8, 3: torch.int32, 5: torch.float16, 6: torch.float32},
+    1: torch.int8,
+    3: torch.int32,
+    5: torch.float16,
+    6: torch.float32,
     15: torch.bfloat16,
 }
 """By the numbers that torch has for them."""

@@ -13,8 +13,12 @@ RETURNS: dict[str, tuple[str, ...]] = {}
 
 KEEP = frozenset(
     {
-        *("npu_change_data_ptr", "get_storage_size", "copy_memory_"),
-        *("_weak_ref_tensor", "weak_ref_tensor", "get_npu_storage_shape"),
+        "npu_change_data_ptr",
+        "get_storage_size",
+        "copy_memory_",
+        "_weak_ref_tensor",
+        "weak_ref_tensor",
+        "get_npu_storage_shape",
     }
 )
 """torch_npu's own work on memory, which runs as it is."""

@@ -56,8 +56,13 @@ def lightning_indexer(
         (query.shape[0], 1, sparse_count), -1, dtype=torch.int32, device=query.device
     )
     for rows, (keys,), seen in contexts(
-        *(name, actual_seq_lengths_query, actual_seq_lengths_key, block_table, [key]),
-        *((layout_query, layout_key), sparse_mode),
+        name,
+        actual_seq_lengths_query,
+        actual_seq_lengths_key,
+        block_table,
+        [key],
+        (layout_query, layout_key),
+        sparse_mode,
     ):
         heads = zip(query[rows].unbind(1), weights[rows].unbind(1), strict=True)
         scores = torch.zeros(seen.shape, device=query.device)
@@ -100,8 +105,13 @@ def sparse_flash_attention(
     out, none = torch.zeros_like(query), torch.empty(0, device=query.device)
     asked = torch.cat((query, query_rope), -1)
     for rows, (keys, rope, values), seen in contexts(
-        *(name, actual_seq_lengths_query, actual_seq_lengths_kv, block_table),
-        *([key, key_rope, value], (layout_query, layout_kv), sparse_mode),
+        name,
+        actual_seq_lengths_query,
+        actual_seq_lengths_kv,
+        block_table,
+        [key, key_rope, value],
+        (layout_query, layout_kv),
+        sparse_mode,
     ):
         indices = sparse_indices[rows, 0].long()
         end = keys.shape[0]
@@ -109,7 +119,10 @@ def sparse_flash_attention(
         chosen = seen.new_zeros((seen.shape[0], end + 1))
         chosen = chosen.scatter(1, indices, True)[:, :end] & seen
         out[rows], _ = attend(
-            *(asked[rows], torch.cat((keys, rope), -1), values, scale_value),
+            asked[rows],
+            torch.cat((keys, rope), -1),
+            values,
+            scale_value,
             seen=chosen,
         )
     return out, none, none

@@ -1,0 +1,1 @@
+"""The page docs/reference.md, from parsers and sources."""
