@@ -104,7 +104,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
         with pytest.raises(UsageError, match=f"{path}: is no regular file; write"):
             read_trace(path)
     with pytest.raises(UsageError, match="cannot be read"):
-        read(tmp_path)
+        read_trace(tmp_path)
 
 
 def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path, capsys):
