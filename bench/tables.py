@@ -261,12 +261,6 @@ def by_trace(results: Results, head: Sequence[str], name: str, *pairs: str) -> R
     return rows
 
 
-def tails(results: Results) -> Rows:
-    """TTFT p99 of `adaptive` over that of `off` and of `align`."""
-    head = "over `off`", "most", "over `align`", "most"
-    return by_trace(results, head, TAIL, "adaptive", "off", "adaptive", "align")
-
-
 def servers(results: Results) -> Rows:
     """As many API servers as ranks over one, of `adaptive` and of `off`."""
     head = "`adaptive`", "most", "`off`", "most"
@@ -552,7 +546,6 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
         poisson,
         by_load,
         of_rivals,
-        tails,
         servers,
         one_rank,
         deployments,
