@@ -144,7 +144,7 @@ def _reasons(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(read_text(path))):
             if isinstance(node, ast.keyword) and node.arg == "reason":
                 parts = ast.walk(node.value)
-                found |= {one.value for one in parts if isinstance(one, ast.Constant)}
+                found |= {str(p.value) for p in parts if isinstance(p, ast.Constant)}
             elif isinstance(node, ast.Call) and "opened" in ast.unparse(node.func):
                 found.add(names[ast.unparse(node.args[0])])
     _check(REASONS, found, "reasons of policies")
