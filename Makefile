@@ -28,7 +28,7 @@ endif
 # kernels, series and wheel, which other commands here run; and rebase, drift, contract,
 # doctor and verify, which take longest.
 PYTHON_TESTS := $(addprefix tests/unit/,demo environment hooks installed serving upstream \
-    vendoring test_distribution.py test_main.py test_same_decisions.py)
+    vendoring simulator/test_same_decisions.py test_distribution.py test_main.py)
 
 # A network and processes of its own: whatever happens, nothing of it is left behind.
 NAMESPACES := unshare $(if $(filter-out 0,$(shell id -u)),--map-root-user) \

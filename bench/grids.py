@@ -1,4 +1,4 @@
-"""What is simulated: regimes, one rank, deployments of upstream, agents, single roles.
+"""What is simulated: regimes, no barrier, one rank, deployments, agents, single roles.
 
 Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
 dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
@@ -20,6 +20,8 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_t
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
 from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+
+from no_barrier import without_barrier
 
 FOLDER = Path(__file__).parent
 TRACES = FOLDER / "traces"
@@ -66,8 +68,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By name, a policy that is served in another way than its own, and what differs."""
 RIVALS = (
-    *("off", "align", "sglang-100", "sglang-200", "sglang23-30", "sglang23-200"),
-    *("atom", "eb"),
+    "off",
+    "align",
+    "sglang-100",
+    "sglang-200",
+    "sglang23-30",
+    "sglang23-200",
+    "atom",
+    "eb",
 )
 """SGLang's launch scripts for Ascend set 100 or 200 passes."""
 APART = tuple(VARIANTS)[:8]
@@ -103,6 +111,12 @@ WINDOWS = (
     *(Window(*MOONCAKE, first, 600) for first in (700, 3600)),
 )
 """No constant was chosen on them."""
+UNSEEN = (
+    *(Window(*CODE, first, 1500) for first in (0, 3000, 4450)),
+    *(Window(*CONV, first, 1500) for first in (0, 4600, 6200, 7800, 9400)),
+    *(Window(*MOONCAKE, first, 600) for first in (0, 1350, 1950, 2550, 3000)),
+)
+"""By which nothing was judged before it was settled."""
 FIRST, LONGER = WINDOWS[::2], [Window(*each, 100, 4096) for each in (CODE, CONV)]
 FILLING = 256
 """Slots of a rank whose cache fills long before they are in use."""
@@ -210,6 +224,22 @@ def regimes() -> Iterator[Cell]:
             yield Cell(labels, scenario, policies, (2, 4))
 
 
+# ---- No barrier
+
+VARIANTS["off, no barrier"] = "off", {"cost": without_barrier(USUAL.cost)}
+
+
+def barrier() -> Iterator[Cell]:
+    """Unseen windows in the first regime, and what the same ranks would do without."""
+    regime = USUAL._replace(windows=UNSEEN)
+    policies = "off", "adaptive", "off, no barrier"
+    for window in regime.windows:
+        for load in regime.loads:
+            labels = {"of": window.trace, "first": window.first, "load": load}
+            scenario, rate = regime.scenario(window), window.rate()
+            yield Cell(labels, scenario, policies, (0,), load, rate)
+
+
 # ---- One rank
 
 
@@ -250,11 +280,13 @@ class Deployment(NamedTuple):
         rates = ACCEPTANCE[: self.drafts]
         return served(
             RankLimits(
-                *(self.ranks, self.slots, self.step_tokens), acceptance_rates=rates
+                self.ranks, self.slots, self.step_tokens, acceptance_rates=rates
             ),
             cost,
             Workload(
-                *(self.prompts, str(self.prompt_len), str(self.output_len)),
+                self.prompts,
+                str(self.prompt_len),
+                str(self.output_len),
                 prefix_share=self.hits / 100,
                 num_prefixes=1,
                 prefixes_cached=True,
@@ -326,78 +358,114 @@ TPOT = "mean_tpot_ms"
 
 
 def sglang(
-    *args: Any, tpot: float, rule: str = "off", drafts: int = 3, **more: Any
+    preset: str,
+    parallel: int,
+    limits: tuple[int, int, int],
+    load: tuple[int, int],
+    lengths: tuple[int, int],
+    *,
+    tpot: float,
+    rule: str = "off",
+    drafts: int = 3,
+    **more: Any,
 ) -> Published:
     """From SGLang's pages on Ascend: DeepSeek-R1.
 
     Args:
-        args: preset, ranks, tensor parallel size, slots, tokens of a step, clients,
-            prompts, prompt and output tokens.
+        preset: of the step times.
+        parallel: tensor parallel size.
+        limits: ranks, slots, tokens of a step.
+        load: clients and prompts.
+        lengths: prompt and output tokens.
         tpot: as published, in milliseconds.
         rule: what holds prompts.
         drafts: of a request.
         more: of `Published`.
     """
-    preset, ranks, parallel, slots, step, clients, prompts, *lengths = args
     cost = PRESETS[preset]
+    ranks, slots, step = limits
+    clients, prompts = load
+    prompt_len, output_len = lengths
     if ranks * parallel == 32 and parallel == 2:  # has none of its own
         cost = replace(cost, a=cost.a / 2)
-    limits = RankLimits(ranks, slots, step, acceptance_rates=R1_DRAFTS[:drafts])
     kind = ", decodes" if "role" in more else f", {rule}"
-    name = f"SGLang, DP {ranks} TP {parallel}, {drafts} drafts, {lengths[0]:,} → "
-    name += f"{lengths[1]:,}, {clients} clients{kind}"
-    figures = {TPOT: tpot, **more.pop("figures", {})}
-    scenario = figures, rule, cost, limits, clients, prompts, *lengths
-    return Published(name, *scenario, **more)
+    name = f"SGLang, DP {ranks} TP {parallel}, {drafts} drafts, {prompt_len:,} → "
+    name += f"{output_len:,}, {clients} clients{kind}"
+    return Published(
+        name,
+        {TPOT: tpot, **more.pop("figures", {})},
+        rule,
+        cost,
+        RankLimits(ranks, slots, step, acceptance_rates=R1_DRAFTS[:drafts]),
+        clients,
+        prompts,
+        prompt_len,
+        output_len,
+        **more,
+    )
+
+
+def afd_plugin(slots: int, prompt_len: int, tpot: float) -> Published:
+    """The baseline of vllm-project/afd-plugin."""
+    return Published(
+        f"afd-plugin's baseline, DeepSeek-V3.2, DP 64 TP 1, {prompt_len:,} tokens of "
+        f"{slots} requests a rank, decodes",
+        {TPOT: tpot},
+        "off",
+        PRESETS["a3-dp64-tp1-sparse"],
+        RankLimits(64, slots, 4096),
+        64 * slots,
+        64 * slots,
+        prompt_len,
+        128,
+        is_fitted=True,
+        **ALONE,
+    )
 
 
 ALONE: dict[str, Any] = {"role": "decode"}
-DP4 = "a3-dp4-tp4", 4, 4, 36, 7144, 144
-"""Whole prompts, two of them beside 144 tokens that decode."""
 WHOLE_RUN = {"output_throughput": 2497, "median_ttft_ms": 3900, "p99_ttft_ms": 26_900}
+DP4, DP16, DP32 = "a3-dp4-tp4", "a3-dp16-tp1", "a3-dp32-tp1"
+WHOLE_PROMPTS = 4, 36, 7144
+"""Steps take two of them beside 144 tokens that decode."""
+USUAL_LENGTHS = 3500, 1500
 PUBLISHED = (
-    sglang(*DP4, 576, 3500, 1500, tpot=49.8, rule="sglang-30", figures=WHOLE_RUN),
-    sglang(*DP4, 288, 3500, 1500, tpot=29.3, **ALONE),
     sglang(
-        *("a3-dp16-tp1", 16, 1, 14, 3556, 224, 896, 3500, 1500),
-        tpot=50,
-        rule="sglang-200",
-    ),
-    sglang(
-        *("a3-dp16-tp1", 16, 1, 16, 2112, 256, 1024, 2048, 2048),
-        tpot=50,
+        DP4,
+        4,
+        WHOLE_PROMPTS,
+        (144, 576),
+        USUAL_LENGTHS,
+        tpot=49.8,
         rule="sglang-30",
+        figures=WHOLE_RUN,
+    ),
+    sglang(DP4, 4, WHOLE_PROMPTS, (144, 288), USUAL_LENGTHS, tpot=29.3, **ALONE),
+    sglang(
+        DP16, 1, (16, 14, 3556), (224, 896), USUAL_LENGTHS, tpot=50, rule="sglang-200"
     ),
     sglang(
-        *("a3-dp16-tp1", 16, 1, 24, 4096, 320, 640, 3500, 1500),
+        DP16, 1, (16, 16, 2112), (256, 1024), (2048, 2048), tpot=50, rule="sglang-30"
+    ),
+    sglang(
+        DP16,
+        1,
+        (16, 24, 4096),
+        (320, 640),
+        USUAL_LENGTHS,
         tpot=41.9,
         is_fitted=True,
         **ALONE,
     ),
     sglang(
-        *("a3-dp16-tp1", 16, 1, 26, 4096, 416, 832, 3584, 1536),
-        tpot=50,
-        drafts=2,
-        **ALONE,
+        DP16, 1, (16, 26, 4096), (416, 832), (3584, 1536), tpot=50, drafts=2, **ALONE
     ),
     sglang(
-        *("a3-dp32-tp1", 32, 1, 26, 4096, 768, 1536, 3500, 1500),
-        tpot=50,
-        drafts=2,
-        **ALONE,
+        DP32, 1, (32, 26, 4096), (768, 1536), USUAL_LENGTHS, tpot=50, drafts=2, **ALONE
     ),
-    sglang(*("a3-dp32-tp1", 16, 2, 2, 4096, 32, 32, 6000, 1600), tpot=20.5, **ALONE),
-    *(
-        Published(
-            f"afd-plugin's baseline, DeepSeek-V3.2, DP 64 TP 1, {length:,} tokens of "
-            f"{slots} requests a rank, decodes",
-            *({TPOT: tpot}, "off", PRESETS["a3-dp64-tp1-sparse"]),
-            *(RankLimits(64, slots, 4096), 64 * slots, 64 * slots, length, 128),
-            **ALONE,
-            is_fitted=True,
-        )
-        for slots, length, tpot in ((16, 16_384, 68.8), (8, 32_768, 47.6))
-    ),
+    sglang(DP32, 2, (16, 2, 4096), (32, 32), (6000, 1600), tpot=20.5, **ALONE),
+    afd_plugin(16, 16_384, 68.8),
+    afd_plugin(8, 32_768, 47.6),
 )
 """TPOT of 50 and 20.5 ms are in headings; others are of a run that is shown."""
 
@@ -416,8 +484,12 @@ def published() -> Iterator[Cell]:
 # ---- Agents, and instances that only prefill or only decode
 
 ON_AGENTS = (
-    *("adaptive", "adaptive, vLLM's dispatch", "adaptive, one API server", "off"),
-    *("align, sessions kept", "align, TensorRT-LLM's router"),
+    "adaptive",
+    "adaptive, vLLM's dispatch",
+    "adaptive, one API server",
+    "off",
+    "align, sessions kept",
+    "align, TensorRT-LLM's router",
 )
 ON_ROLES = ("adaptive", "off", "off, vLLM 0.30")
 
@@ -466,6 +538,7 @@ def agents() -> Iterator[Cell]:
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
+    "barrier": barrier,
     "one_rank": one_rank,
     "deployments": deployments,
     "published": published,

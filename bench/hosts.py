@@ -1,4 +1,11 @@
-"""What an exchange over several hosts takes from a step: the part `hosts` of costs.py.
+"""What an exchange over several hosts takes from a step, in three minutes.
+
+::
+
+    build/env/reference/bin/python bench/hosts.py
+
+Without root, behind `unshare --user --map-root-user`; nothing else should run
+meanwhile.
 
 Each host is a network namespace with one rank: upstream's busy loop, the scheduler, the
 gate and gloo, with a device that only takes its time. A packet between two hosts is
@@ -9,9 +16,11 @@ import ctypes
 import fcntl
 import heapq
 import itertools
+import logging
 import multiprocessing
 import os
 import select
+import statistics
 import struct
 import subprocess
 import tempfile
@@ -209,17 +218,26 @@ def step_times(
     return [1e6 * (b - a) / WINDOW for a, b in zip(starts, ends, strict=False)]
 
 
-def hosts() -> dict[str, list[float]]:
-    """A step of 50 ms, with balance off and on."""
-    found = {}
+def kinds(hosts: int, delay_ms: float) -> Iterator[tuple[str, str]]:
+    """What is tried with so many hosts: scheduling, and balance."""
+    yield from ((SYNC, kind) for kind in (OFF, ON, LATE))
+    if (hosts, delay_ms) == (HOSTS[-1], DELAYS_MS[-1]):
+        yield SYNC, SWITCHED_OFF
+        yield from ((ASYNC, kind) for kind in (OFF, ON, SWITCHED_OFF))
+
+
+def main() -> None:
+    """Prints the median of a step of 50 ms, with balance off and on."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_models.make("moe", Path(folder))
-        for number, delay_ms in itertools.product(HOSTS, DELAYS_MS):
-            tried = [(SYNC, kind) for kind in (OFF, ON, LATE)]
-            if (number, delay_ms) == (HOSTS[-1], DELAYS_MS[-1]):
-                tried.append((SYNC, SWITCHED_OFF))
-                tried += [(ASYNC, kind) for kind in (OFF, ON, SWITCHED_OFF)]
-            for scheduling, kind in tried:
-                of = f"{scheduling}, {number} hosts, {delay_ms:g} ms, {kind}"
-                found[of] = step_times(model, number, delay_ms, kind, scheduling)
-    return found
+        for hosts, delay_ms in itertools.product(HOSTS, DELAYS_MS):
+            for scheduling, kind in kinds(hosts, delay_ms):
+                times = step_times(model, hosts, delay_ms, kind, scheduling)
+                median = statistics.median(times) / 1e3
+                of = f"{scheduling}, {hosts} hosts, {delay_ms:g} ms, {kind}"
+                print(f"{of}: {median:.1f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,9 +28,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tables
 from tqdm import tqdm
 
+import tables
 from balance_tools.demo import ranks
 from balance_tools.demo.ranks import CLIENTS, Load, Served
 from balance_tools.distribution import Choice

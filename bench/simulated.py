@@ -25,26 +25,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests" / "unit" / "helpers"))
-
 import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
 
 # isort: split
-import tables
-from grids import GRIDS, VARIANTS, Cell
 from tqdm import tqdm
 from vllm.benchmarks.dp_balance import loop, scenario
+from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
 from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.results import versions
 from vllm.benchmarks.dp_balance.scenario import Scenario
 
+import tables
+from grids import GRIDS, VARIANTS, Cell
+from rivals.known import CONTROLLERS
+from rivals.routers import ROUTERS
+
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
 """Goodput is the share of the requests that keep both."""
 MEASURED = (
-    *("output_throughput", "mean_tpot_ms", "median_ttft_ms", "p99_ttft_ms"),
+    "output_throughput",
+    "mean_tpot_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
     "mean_e2el_ms",
 )
 """Of `Metrics`, of the whole run."""
@@ -68,7 +73,9 @@ class Task(NamedTuple):
 
 def execute(task: Task) -> tuple[str, Figures]:
     """The figures of one run, with its key."""
-    run = scenario.simulate(*task)
+    run = scenario.simulate(
+        *task, controllers=CONTROLLERS, routers={**LOAD_BALANCERS, **ROUTERS}
+    )
     found = measure(run)
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.

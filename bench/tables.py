@@ -40,10 +40,6 @@ def groups(cells: Iterable[Cell], *labels: str) -> dict[tuple[Any, ...], list[Ce
     return found
 
 
-FIGURES = "median and ninth tenth, us"
-"""Of a part of the costs."""
-
-
 def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
     """One figure of a policy."""
     return float(cell["policies"][policy][name])
@@ -167,6 +163,25 @@ def whose(results: Results) -> Rows:
     return rows
 
 
+def barrier(results: Results) -> Rows:
+    """How much of what the barrier costs `adaptive` wins; times are in seconds."""
+    rows: Rows = [["trace, load", "`off`", "`adaptive`", "no barrier", "won"]]
+    names = "off", "adaptive", "off, no barrier"
+    cells = results["barrier"]["cells"]
+    by_place = groups(cells, "of", "load")
+    by_place |= {("all", *load): found for load, found in groups(cells, "load").items()}
+    for (trace, load), found in by_place.items():
+        means = [statistics.fmean(figure(c, n) for c in found) for n in names]
+        times = (f"{mean / 1e3:.1f}" for mean in means)
+        rows.append([f"{trace}, {load_name(load)}", *times, won(*means)])
+    return rows
+
+
+def won(off: float, adaptive: float, without: float) -> str:
+    """Of what `off` takes longer than ranks without a barrier."""
+    return percent((off - adaptive) / (off - without), ".0f")
+
+
 def first_tokens(results: Results) -> Rows:
     """What users see, `off` → `adaptive`."""
     goodput = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
@@ -221,12 +236,6 @@ def by_trace(results: Results, head: Sequence[str], name: str, *pairs: str) -> R
             ratios = [figure(c, one, name) / figure(c, over, name) for c in cells]
             rows[-1] += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
     return rows
-
-
-def tails(results: Results) -> Rows:
-    """TTFT p99 of `adaptive` over that of `off` and of `align`."""
-    head = "over `off`", "most", "over `align`", "most"
-    return by_trace(results, head, TAIL, "adaptive", "off", "adaptive", "align")
 
 
 def servers(results: Results) -> Rows:
@@ -443,59 +452,47 @@ def real_costs(results: Results) -> Rows:
     return rows
 
 
-# ---- Costs, and how it was made
+# ---- How it was made
 
 
-def costs_hosts(results: Results) -> Rows:
-    """A step between hosts with balance off, and by how much others are longer."""
-    found: dict[str, dict[str, float]] = {}
-    for what, (median, _) in results["costs"]["hosts"][FIGURES].items():
-        *place, kind = what.split(", ", 3)
-        found.setdefault(", ".join(place), {})[kind] = median
-    kinds = [*dict.fromkeys(kind for of in found.values() for kind in of)][1:]
-    rows: Rows = [["scheduling, hosts, delay", "`off`, ms", *kinds]]
-    for place, of in found.items():
-        more = [f"{of[k] / of['off'] - 1:+.1%}" if k in of else "" for k in kinds]
-        rows.append([place, f"{of['off'] / 1e3:.1f}", *more])
-    return rows
-
-
-def costs(part: str) -> Callable[[Results], Rows]:
-    """Of one part, in microseconds."""
-
-    def table(results: Results) -> Rows:
-        rows: Rows = [["", "median, µs", "ninth tenth"]]
-        found = results["costs"][part][FIGURES]
-        rows += [
-            [what, *(f"{each:g}" for each in pair)] for what, pair in found.items()
-        ]
-        return rows
-
-    return table
+MADE = "regimes", "barrier", "one_rank", "deployments", "published", "agents"
 
 
 def made(results: Results) -> Rows:
     """What each result was made with."""
     rows: Rows = [["result", "made with", "policies"]]
-    for name in ("regimes", "one_rank", "deployments", "published", "agents"):
+    for name in [name for name in MADE if name in results]:
         head = results[name]
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
         rows.append([name, python, version["balance"]])
     if head := results.get("real"):
         rows.append(["real", head["machine"], head["versions"]["balance"]])
-    rows += [[f"costs: {n}", x["made"], ""] for n, x in results["costs"].items()]
     return rows
 
 
 TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
-        *(regimes, whose, first_tokens, by_load, of_rivals, tails, servers, one_rank),
-        *(deployments, devices, published, baselines, agents, roles),
-        *(real, real_costs, costs_hosts, made),
+        regimes,
+        barrier,
+        whose,
+        first_tokens,
+        by_load,
+        of_rivals,
+        servers,
+        one_rank,
+        deployments,
+        devices,
+        published,
+        baselines,
+        agents,
+        roles,
+        real,
+        real_costs,
+        made,
     )
-} | {f"costs_{p}": costs(p) for p in ("decision", "measuring", "choice", "exchange")}
+}
 
 
 def markdown(rows: Rows) -> str:

@@ -16,34 +16,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/unit/helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import pure_vllm  # noqa: F401  before vllm
 
 # isort: split
-from hostile_worlds import World, draw, parse
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.front_end.api_servers import Dispatcher
-from vllm.benchmarks.dp_balance.front_end.coordinator import Coordinator
+from vllm.benchmarks.dp_balance.front_end.backends import Backends, LoadBalancer
 from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    BY_COUNTS,
     BY_TOKENS,
-    BlindBalancer,
-    make_load_balancers,
+    LOAD_BALANCERS,
 )
-from vllm.benchmarks.dp_balance.loop import Cluster, StepRecord
+from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.metrics import percentile
 from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.scheduler import Outcome
-from vllm.benchmarks.dp_balance.requests.arrivals import (
-    Clients,
-    ClientTraffic,
-    Frontend,
-)
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest
-from vllm.benchmarks.dp_balance.scenario import Scenario, make_engine
+from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
+from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm.benchmarks.dp_balance.scenario import Scenario, simulate
 from vllm.benchmarks.dp_balance.step_time.model import Loads
-from vllm.v1.core.sched.balance.core.policies import SHORT_FIRST
 from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+
+from hostile_worlds import World, draw, parse
+from rivals.routers import ROUTERS, BlindBalancer, one_for_all
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
 """Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds
@@ -57,7 +53,7 @@ AGAIN = (4, 12)
 """Runs more, with other noise, before a world counts as harm: then more of them."""
 
 
-class Step(NamedTuple):
+class TrueStep(NamedTuple):
     """What is true of a step, in seconds without noise, and its load."""
 
     prefill: Sequence[int]
@@ -69,16 +65,13 @@ class Step(NamedTuple):
 class Device:
     """The device of a world, in place of `CostModel`: its times depend on the time."""
 
-    noise = 0.0
-
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
         self._pauses = list(world.pauses)
         self._first = world.first_decode
-        self.now = 0.0
-        self.recent: deque[Step] = deque(maxlen=RECENT)
+        self.recent: deque[TrueStep] = deque(maxlen=RECENT)
 
-    def step_seconds(self, loads: Loads) -> float:
+    def __call__(self, loads: Loads, now: float) -> float:
         """What the step takes now."""
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
@@ -86,78 +79,55 @@ class Device:
         whole = world.cost.step_seconds(loads)
         nothing = [0] * len(loads.prefill)
         decode = world.cost.step_seconds(loads._replace(prefill=nothing))
-        prefill = (whole - decode) * world.speed(self.now)
-        decode *= world.speed(self.now) * world.decode_speed(self.now)
-        self.recent.append(Step(tokens, attended, decode, prefill))
+        prefill = (whole - decode) * world.speed(now)
+        decode *= world.speed(now) * world.decode_speed(now)
+        self.recent.append(TrueStep(tokens, attended, decode, prefill))
         seconds = world.cost.noisy(decode + prefill, self._rng)
         if self._rng.random() < 0.01:
             seconds += world.outliers * decode
         if any(loads.decodes) and not prefill:
             seconds, self._first = seconds + self._first, 0.0
-        while self._pauses and self._pauses[0][0] <= self.now:
+        while self._pauses and self._pauses[0][0] <= now:
             seconds += self._pauses.pop(0)[1]
         return seconds
 
 
 class Leaving:
-    """Ranks whose clients may go away, in whatever state their requests are."""
+    """Clients that may go away, in whatever state their requests are."""
 
-    def __init__(self, engine, device: Device, after: dict[int, float]) -> None:
-        self._engine, self._device, self._after = engine, device, after
-        self._patient: list[SimRequest] = []
-        self._gone: list[SimRequest] = []
+    def __init__(self, requests: Sequence[SimRequest], after: dict[int, float]) -> None:
+        """By number of a request, seconds after which its client goes away."""
+        self._after = after
+        self._patient = [request for request in requests if request.index in after]
 
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def add(self, rank: int, request: SimRequest) -> None:
-        """Hands a request to a rank."""
-        self._engine.add(rank, request)
-        if request.index in self._after:
-            self._patient.append(request)
-
-    def schedule(self) -> Loads:
-        """Starts a step, without those who have gone."""
+    def __call__(self, engine: Engine, now: float) -> list[SimRequest]:
+        """Takes out whoever has gone."""
+        gone = []
         for request in self._patient.copy():
-            if request.sent + self._after[request.index] <= self._device.now:
+            is_there = request.rank >= 0
+            if is_there and request.sent + self._after[request.index] <= now:
                 self._patient.remove(request)
-                self._abort(self._engine._ranks[request.rank], request)
-        return self._engine.schedule()
-
-    def _abort(self, rank, request: SimRequest) -> None:
-        work = rank._requests.get(str(request.index))
-        if work is None or work.ended:
-            return
-        if work in rank._running:  # preempted, as at the start of the next step
-            rank._ended += work is not rank._partial
-            rank._running.remove(work)
-            rank._running.append(work)
-            rank._step += 1
-            rank._preempt_last()
-            rank._step -= 1
-        rank._waiting.remove(work)
-        del rank._requests[work.request_id]
-        getattr(rank, "_note_change", int)()
-        self._gone.append(request)
-
-    def update(self) -> Outcome:
-        """Ends a step; those who have gone are done."""
-        outcome = self._engine.update()
-        gone, self._gone = self._gone, []
-        return outcome._replace(done=[*outcome.done, *gone])
+                if _abort(engine._ranks[request.rank], request):
+                    gone.append(request)
+        return gone
 
 
-class Clock(Coordinator):
-    """Tells the device, too, what time it is."""
-
-    def __init__(self, ranks: int, device: Device) -> None:
-        super().__init__(ranks)
-        self._device = device
-
-    def tell(self, now: float, *args) -> None:
-        """As the coordinator does."""
-        self._device.now = now
-        super().tell(now, *args)
+def _abort(rank, request: SimRequest) -> bool:
+    """Takes a request out of a rank; False if it has ended."""
+    work = rank._requests.get(str(request.index))
+    if work is None or work.ended:
+        return False
+    if work in rank._running:  # preempted, as at the start of the next step
+        rank._ended += work is not rank._partial
+        rank._running.remove(work)
+        rank._running.append(work)
+        rank._step += 1
+        rank._preempt_last()
+        rank._step -= 1
+    rank._waiting.remove(work)
+    del rank._requests[work.request_id]
+    getattr(rank, "_note_change", int)()
+    return True
 
 
 class Copies:
@@ -187,7 +157,7 @@ class Copies:
         return learned and learned.cost
 
 
-class Figures(NamedTuple):
+class Served(NamedTuple):
     """What came out, in seconds."""
 
     mean: float
@@ -199,7 +169,7 @@ class Figures(NamedTuple):
     """What is wrong with the learned costs, if anything."""
 
 
-def wrong_costs(cost, steps: Sequence[Step], largest: int) -> str:
+def wrong_costs(cost, steps: Sequence[TrueStep], largest: int) -> str:
     """What is wrong with learned costs, beside the recent steps (medians)."""
     prefills = [step for step in steps if any(step.prefill)]
     if cost is None or not KNOWN <= len(prefills) <= len(steps) - KNOWN:
@@ -224,61 +194,78 @@ def wrong_costs(cost, steps: Sequence[Step], largest: int) -> str:
     return "; ".join(found)
 
 
-def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
+class Sent(NamedTuple):
+    """The requests of a world, in place of a workload."""
+
+    made: Sequence[SimRequest]
+
+    def requests(self, rng: random.Random) -> Sequence[SimRequest]:
+        """As `Workload.requests`."""
+        return self.made
+
+
+def _pinned(backends: Backends) -> LoadBalancer:
+    return BlindBalancer(lambda: backends.rng.choice(range(1)))
+
+
+def _starved(backends: Backends) -> LoadBalancer:
+    return BlindBalancer(lambda: backends.rng.choice(range(1, backends.ranks)))
+
+
+ONLY = {"pinned": one_for_all(_pinned), "starved": one_for_all(_starved)}
+"""All requests go to the first rank, or none."""
+BALANCERS = {**LOAD_BALANCERS, **ROUTERS, **ONLY}
+
+
+def balancer_of(world: World, policy: str) -> str:
+    """Its name, one of `BALANCERS`."""
+    if world.balancer == "as-served":
+        return BY_COUNTS if policy == "off" else BY_TOKENS
+    if world.balancer in ONLY and world.limits.ranks == 1:
+        return BY_COUNTS
+    return world.balancer
+
+
+def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) -> Served:
     """The figures of a policy in a world.
 
     Raises:
         AssertionError: copies disagree, costs are not finite, or it takes too long.
     """
     requests, leaving = world.requests(noise), world.leaving()
-    limits, ranks = world.limits, world.limits.ranks
+    limits = world.limits
     device = Device(world, random.Random(f"device {world.seed} {noise}"))
-    in_flight = 1 + world.asynchronous
-    copies = None if policy == "off" else Copies(policy, in_flight)
+    copies = None if policy == "off" else Copies(policy, 1 + world.asynchronous)
     if leaving and not limits.kv_blocks:
         limits = replace(limits, kv_blocks=10**9)  # the engine that can abort
     scenario = Scenario(
         limits,
         world.cost,
+        Sent(requests),
+        ClientTraffic(world.concurrency, self_timed=True),
+        Frontend(api_servers=world.api_servers),
+        balancer_of(world, policy),
         async_scheduling=world.asynchronous,
-        short_first=policy in SHORT_FIRST,
     )
-    engine = Leaving(make_engine(scenario, requests), device, leaving)
-    rng = random.Random(f"routing {world.seed} {noise}")
-    balancer = world.balancer
-    if balancer == "as-served":
-        balancer = "0.23" if policy == "off" else BY_TOKENS
-    if balancer in ("pinned", "starved") and ranks > 1:
-        only = range(1) if balancer == "pinned" else range(1, ranks)
-        balancers = [BlindBalancer(lambda: rng.choice(only))] * world.api_servers
-    else:
-        balancers = make_load_balancers(
-            "0.23" if balancer in ("pinned", "starved") else balancer,
-            *(ranks, rng, world.api_servers, limits.max_num_seqs),
-        )
-    dispatcher = Dispatcher(ranks, balancers)
-    dispatcher.coordinator = Clock(ranks, device)
 
     def watch(step: StepRecord) -> None:
         assert step.end < until, f"not done after {step.end:.0f} s"
 
-    traffic = ClientTraffic(world.concurrency, self_timed=True)
-    frontend = Frontend(api_servers=world.api_servers)
-    done = Cluster(
-        engine,
-        copies,
-        requests,
-        Clients(requests, traffic, frontend, rng),
-        dispatcher,
-        device.step_seconds,
-        async_scheduling=world.asynchronous,
+    done = simulate(
+        scenario,
+        policy,
+        controllers={} if copies is None else {policy: lambda in_flight: copies},
+        routers=BALANCERS,
+        device=device,
+        leave=Leaving(requests, leaving),
+        rng=random.Random(f"routing {world.seed} {noise}"),
         on_step=watch,
-    ).run()
+    )
     stayed = [request for request in requests if request.index not in leaving]
     wrong = copies and wrong_costs(
         copies.cost, device.recent, limits.max_num_batched_tokens
     )
-    return Figures(
+    return Served(
         statistics.fmean(r.done - r.sent for r in stayed),
         percentile(sorted(r.first_token - r.sent for r in stayed), 0.99),
         done.steps[-1].end,
@@ -286,7 +273,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf):
     )
 
 
-def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
+def harms(offs: Sequence[Served], policies: Sequence[Served]) -> list[str]:
     """What is worse than may be, and than twice the standard error of off's noise."""
     found = []
     for what, factor, more in (("mean", MEAN, 0.0), ("tail", TAIL, TAIL_SECONDS)):
@@ -299,7 +286,7 @@ def harms(offs: Sequence[Figures], policies: Sequence[Figures]) -> list[str]:
     return found
 
 
-def judge(world: World, policy: str) -> tuple[Figures, Figures | None, str]:
+def judge(world: World, policy: str) -> tuple[Served, Served | None, str]:
     """The figures of off and of a policy, and what is harm also with other noise."""
     offs, policies = [serve(world, "off")], []
     until = 5 * offs[0].end + 100

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/unit/helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import pure_vllm  # noqa: F401  before vllm
 
@@ -31,8 +31,15 @@ seconds that are added to the second."""
 SECONDS, MOST = 300, 8000
 """For which they send, and requests of both."""
 PROMPTS = (
-    *("1", "16", "200", "2000", "8000", "32000", "uniform:1:20"),
-    *("lognormal:2000:0.8:60000", "lognormal:160:1:60000"),
+    "1",
+    "16",
+    "200",
+    "2000",
+    "8000",
+    "32000",
+    "uniform:1:20",
+    "lognormal:2000:0.8:60000",
+    "lognormal:160:1:60000",
 )
 ANSWERS = "1", "2", "50", "1000", "lognormal:160:1:4000"
 OTHERS = "lognormal:2000:0.8:60000", "lognormal:180:0.6:2000"
@@ -129,7 +136,7 @@ class Sent:
         ]
 
 
-class Figures(NamedTuple):
+class TenantTimes(NamedTuple):
     """Of one tenant, in seconds."""
 
     mean: float
@@ -159,7 +166,7 @@ def serve(world, policy, seed=0):
         if of:
             mean = statistics.fmean(each.done - each.sent for each in of)
             tails = (percentile(waits, share) for share in (0.5, 0.99))
-            found[who] = Figures(mean, *tails, len(of))
+            found[who] = TenantTimes(mean, *tails, len(of))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from vllm.benchmarks.dp_balance import scenario as simulated
-from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
+from vllm.benchmarks.dp_balance.rank.counts import RankCounts
 from vllm.benchmarks.dp_balance.rank.engine import Engine
 from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
 from vllm.benchmarks.dp_balance.requests.request import SimRequest

@@ -46,7 +46,7 @@ def test_error_is_one_line_and_a_status(inside):
     assert status == 2
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "--policy best: unknown" in errors[0]
+    assert "--policy best: invalid choice" in errors[0]
     assert "Traceback" not in said
 
 

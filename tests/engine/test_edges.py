@@ -21,9 +21,10 @@ import pytest
 import requests
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.fixes import server_end
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.core.sched.balance import server_end, watch
 from vllm.v1.core.sched.balance.front.front_end import PROMPTS_KNOWN, PromptHasher
+from vllm.v1.core.sched.balance.rank import watch
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 

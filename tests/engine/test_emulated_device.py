@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.benchmarks.dp_balance.step_time.learned import learn
-from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 from hostile_scheduler import FOLDER
 from vllm_balance.reference import emulated_config
@@ -35,24 +33,6 @@ def prompts(count: int) -> list[list[int]]:
         [rng.randrange(3, 200) for _ in range(rng.randrange(5, 500))]
         for _ in range(count)
     ]
-
-
-@pytest.mark.slow
-def test_calibration_reads_the_log_of_a_real_server(tmp_path, moe_model):
-    """How exactly is tried on steps that no busy machine prolongs."""
-    options = [*OPTIONS, "--no-async-scheduling", "--enable-logging-iteration-details"]
-    rng = random.Random(1)  # so that the load of the ranks varies
-    with (
-        Server(tmp_path, moe_model, *options, *device(**DEVICE)) as server,
-        ThreadPoolExecutor(7) as pool,
-    ):
-        lengths = [rng.randrange(5, 40) for _ in range(60)]
-        assert min(map(len, pool.map(server.completion, prompts(60), lengths))) >= 5
-        assert server.completion([5] * 20, 8) == server.completion([5] * 20, 8)
-    samples, _ = read_server_logs([server.log], RANKS)
-    found = learn(samples)
-    assert 0.8 * DEVICE["t0"] < found.t0 < 10 * DEVICE["t0"]
-    assert found.b > 0
 
 
 def test_a_small_cache_preempts(tmp_path, moe_model):

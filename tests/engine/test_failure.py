@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance import watch
+from vllm.v1.core.sched.balance.rank import watch
 
 from dp_loop import LoopEngine
 from dp_ranks import HOW, Ranks, loop_arguments

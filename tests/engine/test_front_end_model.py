@@ -8,28 +8,31 @@ from collections import Counter
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.front_end.coordinator import RankCounts
-from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+from vllm.benchmarks.dp_balance.front_end.backends import (
     FIRST,
     ApiServer,
-    Balancer023,
-    Balancer030,
+    Backends,
     LoadBalancer,
-    make_load_balancers,
 )
+from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+    LOAD_BALANCERS,
+    Balancer023,
+)
+from vllm.benchmarks.dp_balance.rank.counts import RankCounts
 from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
-from vllm.v1.core.sched.balance import front_end as module
 from vllm.v1.core.sched.balance.core.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
+from vllm.v1.core.sched.balance.front import front_end as module
 from vllm.v1.core.sched.balance.front.board import SharedBoard, create_board
 from vllm.v1.core.sched.balance.front.front_end import BalanceDispatch, PromptHasher
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 from dp_loop import NOT_GIVEN
+from rivals.routers import Balancer030
 from schedulers import image
 
 SLOTS = 4
@@ -229,9 +232,8 @@ def test_the_simulator_sends_requests_where_the_front_end_does(on, server):
     by_counts = Balancer030 if IN_FLIGHT else Balancer023
     balancer: LoadBalancer = by_counts(ranks, server)
     if on:
-        drawn = random.Random(0)
-        servers = make_load_balancers("tokens", ranks, drawn, server.count, SLOTS)
-        balancer = servers[server.index]
+        backends = Backends(ranks, random.Random(0), server.count, SLOTS)
+        balancer = LOAD_BALANCERS["tokens"](backends)[server.index]
     running: list[SimRequest] = []
     chosen: Counter[int] = Counter()
     for number in range(1000):

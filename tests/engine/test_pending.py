@@ -7,9 +7,9 @@ import pytest
 from vllm.v1.core.sched.balance.core.policies.decision import Decision
 from vllm.v1.core.sched.balance.rank.reads import (
     in_turn,
-    keep_prefill_interval,
     max_admitted,
 )
+from vllm.v1.core.sched.balance.rank.scheduler_writes import keep_prefill_interval
 
 from schedulers import (
     BLOCK_SIZE,

@@ -23,7 +23,7 @@ def test_what_a_rank_writes_is_read_by_the_doctor():
     assert read is not None
     assert (read.rank, read.size, read.wave, read.step) == (1, 4, 3, 121)
     assert read.since == written.since
-    assert "text(balance/watch.py" in read.stack
+    assert "text(rank/watch.py" in read.stack
 
 
 def test_a_rank_that_stands_still_in_several_readings_is_silent():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,36 @@ from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-
-import costs
-
-from vllm_server import free_port
+from ports import free_port
+from schedulers import engine_config, make_scheduler, prompt_request
+from vllm_balance.reference import tiny_models
 
 GROWTH_MB = 1.0
 """More is a leak. Statistics once took 107 bytes a step: 1.8 MB in the nine tenths of
 20,000 steps that are measured, 18 MB in those of 200,000."""
+
+
+def busy_scheduler():
+    """A real scheduler that runs 60 requests; four with long prompts wait."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = engine_config(
+            tiny_models.make("moe", Path(folder)),
+            max_num_seqs=64,
+            max_num_batched_tokens=8192,
+            max_model_len=4096,
+            enable_prefix_caching=True,
+            data_parallel_size=2,
+            data_parallel_balance="adaptive",
+        )
+    scheduler = make_scheduler(config, num_blocks=40_000, log_stats=False)
+    for number in range(64):
+        prompt = [2 + number] * (100 if number < 60 else 2000)
+        request = prompt_request(f"{number}", prompt, 1000, arrival_time=float(number))
+        scheduler.add_request(request)
+        if number == 59:
+            scheduler.schedule()
+    assert len(scheduler.running) == 60
+    return scheduler
 
 
 @pytest.mark.parametrize(
@@ -26,8 +48,8 @@ GROWTH_MB = 1.0
 )
 def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     """After the first tenth, with the product's exchange in a group of one."""
-    scheduler = costs.busy_scheduler(60)
-    waiting = list(scheduler.waiting)[:4]
+    scheduler = busy_scheduler()
+    waiting = list(scheduler.waiting)
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", free_port(), 0, 1, "gloo"
     )

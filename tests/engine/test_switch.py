@@ -195,7 +195,9 @@ class SwitchingEngine(SwitchedEngine):
     def _record(self, output):
         super()._record(output)
         gate, trace = self.scheduler.balance_gate, self.trace
-        known = gate._policies, gate._pending, gate._ages._since, gate._order._prompts
+        rows = gate._rows
+        since, prompts = rows._ages._since, gate._order._prompts
+        known = gate._policies, rows.pending, since, prompts
         most = max(trace.collectives["known"], sum(map(len, known)))
         trace.collectives["known"] = most
         if gate.name == wished(gate._wish):

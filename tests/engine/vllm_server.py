@@ -6,9 +6,7 @@ For the tests of engine, hosts, images and wheels.
 import contextlib
 import functools
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from fork_server import Forked, ForkServer
+from ports import free_port
 
 START_S = 240
 """How long a server may take to answer; a busy machine needs a multiple of 15 s."""
@@ -38,18 +37,6 @@ LOG_TAIL_LINES = 60
 
 REQUEST_S = 120
 SETTLE_S, SETTLE_PAUSE_S = 120.0, 0.5
-
-
-def free_port():
-    """A port of the loopback interface that nobody listens on.
-
-    Below the ephemeral ones, of which a connection may take any before it is used.
-    """
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("expected a free port from 20000 to 31999, found none")
 
 
 def direct(method, url, **how):

@@ -27,8 +27,8 @@ import psutil
 import zmq
 from vllm import envs
 from vllm.fixes.survival import drop_unknown_ends
+from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.rank.group import timeout_of
 from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _GRACE_S = 2.0
 """How long a client that does not read its answer may hold up the end."""
 
 _watches: set[asyncio.Task[None]] = set()
-
 
 _parent: int | None = None
 """Who started this server, if `multiprocessing` did, and not by way of a fork server or

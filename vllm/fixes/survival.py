@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig
+    from vllm.engine.protocol import EngineClient
     from vllm.sampling_params import SamplingParams
     from vllm.tokenizers import TokenizerLike
 
@@ -103,6 +104,21 @@ def check_client(
                 f"structured_outputs.{name} is nested deeper than {MOST_LEVELS} levels",
                 parameter=name,
             )
+
+
+def check_resize(client: "EngineClient") -> None:
+    """Refuses to resize a server that is not elastic, before anything is touched.
+
+    Upstream finds that out once it has made all metrics anew.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if not client.vllm_config.parallel_config.enable_elastic_ep:
+        raise VLLMValidationError(
+            "this server cannot be resized; start it with --enable-elastic-ep",
+            parameter="new_data_parallel_size",
+        )
 
 
 def fails_alone(grammar: Any) -> Any:

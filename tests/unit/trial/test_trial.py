@@ -14,7 +14,7 @@ import pytest
 from matplotlib import image
 from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
-from vllm.benchmarks.dp_balance.trial.endpoint import Figures, OtherPolicyError
+from vllm.benchmarks.dp_balance.trial.endpoint import OtherPolicyError, Scrape
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
 from vllm.benchmarks.dp_balance.trial.steps import read_steps
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
@@ -75,9 +75,9 @@ class Answers:
             return {"completed": 1, "failed": 2, "errors": ["", "a\nTimeoutError: b"]}
         return {"completed": 2, "failed": 0, **SAVED}
 
-    def figures(self, policy: str) -> Figures:
+    def figures(self, policy: str) -> Scrape:
         assert policy in ("off", "adaptive")
-        return Figures(2, None, {})
+        return Scrape(2, None, {})
 
 
 def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
@@ -117,14 +117,14 @@ def test_costs_are_those_that_were_learned_while_the_load_was_sent(
             await asyncio.sleep(0.01)
         return {"completed": 2, "failed": 0, **SAVED}
 
-    def figures(policy: str = "") -> Figures:
+    def figures(policy: str = "") -> Scrape:
         if policy:  # at the end
-            return Figures(2, None, {"decode": 0.04})
+            return Scrape(2, None, {"decode": 0.04})
         costs = next(looks, None)
         if costs is None:
             enough.set()
             raise UsageError("no answer")
-        return Figures(2, None, costs)
+        return Scrape(2, None, costs)
 
     monkeypatch.setattr(found, "send", send)
     monkeypatch.setattr(found, "figures", figures)
@@ -140,7 +140,7 @@ def test_a_load_is_kept_whatever_comes_of_the_figures(tmp_path, monkeypatch, err
     order = turns.order(["off", "adaptive"], 1)
     found = Answers()
 
-    def fails(_: str) -> Figures:
+    def fails(_: str) -> Scrape:
         raise error("http://h:1/metrics: no answer (Connection refused).")
 
     monkeypatch.setattr(found, "figures", fails)
@@ -234,8 +234,13 @@ def test_the_report_shows_numbers_and_hides_names():
     for secret in ("secret", "hunter2", "10.0", "8000", "/"):
         assert secret not in shown
     for told in (
-        *("-dp 4", "--dtype bfloat16", "--max-num-seqs 64", "--num-prompts 9"),
-        *("--dataset-name sharegpt", "--request-rate inf", "--policy off adaptive"),
+        "-dp 4",
+        "--dtype bfloat16",
+        "--max-num-seqs 64",
+        "--num-prompts 9",
+        "--dataset-name sharegpt",
+        "--request-rate inf",
+        "--policy off adaptive",
         "--random-range-ratio .4",
     ):
         assert told in shown
@@ -402,7 +407,7 @@ def result(turn: turns.Turn, seconds: float) -> turns.Result:
         "output_throughput": 4 / seconds,
     }
     exchange_us = None if turn.policy == "off" else 1000.0
-    return turns.Result(saved, Figures(2, exchange_us, {}))
+    return turns.Result(saved, Scrape(2, exchange_us, {}))
 
 
 def test_a_report_has_what_the_turns_say(tmp_path, capsys):

@@ -11,17 +11,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from . import calibrate, recommend, simulate
+from . import recommend, simulate
 from .errors import UsageError
 from .trial import command as trial
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SUBCOMMANDS = {
     "simulate": (simulate, "Compare policies on a workload, in virtual time."),
-    "calibrate": (
-        calibrate,
-        "Fit the step time to the log of a server under load.",
-    ),
     "recommend": (
         recommend,
         "Name the policy for a workload, or say to leave balance scheduling off.",

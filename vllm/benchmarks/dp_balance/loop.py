@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .front_end.api_servers import Dispatcher
-from .front_end.coordinator import Counts
 from .policies import Controller
+from .rank.counts import Counts
 from .rank.engine import Engine
 from .requests.arrivals import Clients
 from .requests.request import SimRequest
@@ -17,6 +17,14 @@ from .step_time.model import Loads
 SYNC_STEPS = 32
 """Steps between two in which vLLM's ranks agree whether a wave has ended; a rank alone
 knows it at once."""
+
+
+Device = Callable[[Loads, float], float]
+"""How many seconds a step takes that begins at virtual seconds."""
+
+Leave = Callable[[Engine, float], Sequence[SimRequest]]
+"""Whose client goes away before a step that begins at virtual seconds: takes them out
+of the ranks, and returns them."""
 
 
 class StepRecord(NamedTuple):
@@ -65,10 +73,11 @@ class Cluster:
         requests: Sequence[SimRequest],
         clients: Clients,
         dispatcher: Dispatcher,
-        step_seconds: Callable[[Loads], float],
+        device: Device,
         *,
         async_scheduling: bool = False,
         launch: float = 0.0,
+        leave: Leave | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_done: Callable[[int], object] | None = None,
     ) -> None:
@@ -80,7 +89,7 @@ class Cluster:
         """
         self._engine, self._controller = engine, controller
         self._requests, self._clients, self._dispatcher = requests, clients, dispatcher
-        self._step_seconds, self._async = step_seconds, async_scheduling
+        self._device, self._async, self._leave = device, async_scheduling, leave
         self._launch = launch if async_scheduling else 0.0
         self._on_step, self._on_done = on_step, on_done
         self._in_flight: deque[tuple[Loads, tuple[float, float] | None]] = deque()
@@ -93,6 +102,8 @@ class Cluster:
         self._sync_steps = SYNC_STEPS if len(engine.counts()) > 1 else 1
         self._routed: list[tuple[int, SimRequest]] = []
         """What arrived while the step ran, each with its rank."""
+        self._gone: list[SimRequest] = []
+        """Whose client has gone since the last step ended."""
 
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
@@ -117,12 +128,14 @@ class Cluster:
             engine.add(rank, request)
         self._routed = []
         self._tell_coordinator()
+        if self._leave is not None:
+            self._gone += self._leave(engine, self._now)
         loads = engine.schedule()
         self._in_flight.append((loads, self._launched(loads) if self._launch else None))
 
     def _launched(self, loads: Loads) -> tuple[float, float]:
         """Waits for a launch that blocks; how long its step takes, and when it ends."""
-        seconds = self._step_seconds(loads)
+        seconds = self._device(loads, self._now)
         self._end = max(self._now, self._end) + seconds
         self._now = max(self._now, self._end - (1 - self._launch) * seconds)
         return seconds, self._end
@@ -136,7 +149,7 @@ class Cluster:
         dispatcher, clients = self._dispatcher, self._clients
         loads, launched = self._in_flight.popleft()
         if launched is None:
-            seconds = self._step_seconds(loads)
+            seconds = self._device(loads, self._now)
             now = self._now + seconds
         else:
             seconds, end = launched
@@ -144,6 +157,8 @@ class Cluster:
         self._now = now
         self._routed = dispatcher.route(clients.arrived(now))
         first, done, wasted = self._engine.update()
+        if self._gone:
+            done, self._gone = [*done, *self._gone], []
         self._totals.append(_sum_up(now, seconds, loads, len(first) - wasted))
         if self._on_step is not None:
             held, counts = tuple(self._engine.held), tuple(self._engine.counts())

@@ -7,26 +7,25 @@ import sys
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from vllm.v1.core.sched.balance.core.policies import ALONE
 
-from .arguments import MOST_RANKS, MOST_REQUESTS, MOST_TOKENS, real, whole
+from .arguments import MOST_RANKS, MOST_TOKENS, whole
+from .cost_from import cost_of
 from .errors import UsageError
-from .front_end.load_balancers import AS_SERVED, BEYOND, LOAD_BALANCERS
-from .policies import OWN, RIVALS, PolicySpec, make_controller
+from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
+from .policies import OWN, PolicySpec, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
+    add_length_args,
     add_trace_args,
     refuse_unused,
     traffic_from,
     workload_from,
 )
-from .requests.workload import LENGTH_HELP
-from .results import FORMAT_VERSION, read_json, versions, write_json
+from .results import FORMAT_VERSION, versions, write_json
 from .scenario import ROLES, Scenario
-from .step_time.learned import cost_of_server
 from .step_time.model import CostModel
 from .step_time.presets import PRESETS
 
@@ -35,90 +34,125 @@ COST_FIELDS = tuple(field.name for field in fields(CostModel))
 
 def add_scenario_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `policies_from` and `scenario_from` read."""
-    add = parser.add_argument
-    text = f"Any of {', '.join(OWN)}, and rules of other engines: {', '.join(RIVALS)} "
-    text += "(N steps). Parameters follow a colon: cap:margin=1. "
-    text += f"Default: {' '.join(OWN)}; of one rank: off adaptive."
-    add("--policy", nargs="+", metavar="NAME", help=text)
-    text = "Specify to disable tqdm progress bar."
-    add("--disable-tqdm", action="store_true", help=text)
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        metavar="NAME",
+        help=f"Any of {', '.join(OWN)}. Parameters follow a colon: cap:margin=1. "
+        f"Default: {' '.join(OWN)}; of one rank: off adaptive.",
+    )
+    parser.add_argument(
+        "--disable-tqdm",
+        action="store_true",
+        help="Specify to disable tqdm progress bar.",
+    )
+    _add_server_args(parser)
+    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
+    add_length_args(load)
+    add_trace_args(load)
+    _add_cost_args(parser)
+    parser.add_argument(
+        "--num-seeds", type=whole(1, 1000), default=1, help="Runs per policy."
+    )
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server", "as given to `vllm serve`").add_argument
     add("--data-parallel-size", "-dp", type=whole(1, MOST_RANKS), default=4)
-    text = "What the instance does of a request: a prefill instance ends it at its "
-    text += "first token; to a decode instance it comes with its KV cache, which takes "
-    text += "no time here, and all policies but off are the same."
-    add("--role", choices=ROLES, default=ROLES[0], help=text)
+    add(
+        "--role",
+        choices=ROLES,
+        default=ROLES[0],
+        help="What the instance does of a request: a prefill instance ends it at its "
+        "first token; to a decode instance it comes with its KV cache, which takes no "
+        "time here, and all policies but off are the same.",
+    )
     add("--max-num-seqs", type=whole(1, 65_536), default=32)
-    tokens = whole(1, MOST_TOKENS)
-    add("--max-num-batched-tokens", type=tokens, default=4096)
-    text = "Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
-    text += "Default: it never fills."
-    add("--num-gpu-blocks", type=whole(2, 10**9), help=text)
-    text = "Drafts of a request in each step. Default: no speculation."
-    drafts = whole(0, 64)
-    add("--num-speculative-tokens", "--spec-tokens", type=drafts, default=0, help=text)
-    text = "With speculation, for each draft the chance that it and those before it "
-    text += "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6."
-    add("--synthetic-acceptance-rates", metavar="RATE,...", help=text)
+    add("--max-num-batched-tokens", type=whole(1, MOST_TOKENS), default=4096)
+    add(
+        "--num-gpu-blocks",
+        type=whole(2, 10**9),
+        help="Blocks of 16 tokens in each rank's KV cache, vLLM's null block included. "
+        "Default: it never fills.",
+    )
+    add(
+        "--num-speculative-tokens",
+        "--spec-tokens",
+        type=whole(0, 64),
+        default=0,
+        help="Drafts of a request in each step. Default: no speculation.",
+    )
+    add(
+        "--synthetic-acceptance-rates",
+        metavar="RATE,...",
+        help="With speculation, for each draft the chance that it and those before it "
+        "are accepted, as of the same name in vLLM's speculative config: 0.8,0.6.",
+    )
     add(
         "--load-balancer",
-        choices=(AS_SERVED, *LOAD_BALANCERS, *BEYOND),
+        choices=(AS_SERVED, *LOAD_BALANCERS),
         default=AS_SERVED,
-        help="as-served: by prompt tokens for the policies of a server, or by context "
-        "on a decode instance; that of vLLM 0.23 for off and for other projects' "
-        "rules. Or one for all: vLLM's own, by "
-        "version, or a router that does not look at the ranks (skewed draws some more "
-        "often), keeps sessions together, or knows all; or of other engines.",
+        help="as-served: aware of prefixes for the policies of a server, or by context "
+        "on a decode instance; that of vLLM 0.23 for off. Or one for all.",
     )
-    text = "Default: one per rank, as of `vllm serve`."
-    add("--api-server-count", "-asc", type=whole(1, MOST_RANKS), help=text)
-
-    load = parser.add_argument_group("workload", "as given to `vllm bench serve`")
-    add = load.add_argument
-    add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
-    add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
-    text = "Share of each drawn prompt that is the beginning of a text that it has in "
-    text += "common with others."
-    add("--prefix-share", type=real(0, 0.999), default=0.0, help=text)
-    texts = whole(1, MOST_REQUESTS)
-    add("--num-prefixes", type=texts, default=8, help="Of these texts.")
-    add_trace_args(load)
-
-    group = parser.add_argument_group("step time")
-    add = group.add_mutually_exclusive_group().add_argument
     add(
+        "--api-server-count",
+        "-asc",
+        type=whole(1, MOST_RANKS),
+        help="Default: one per rank, as of `vllm serve`.",
+    )
+    add(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Whether the server schedules a step before the one before it has ended.",
+    )
+
+
+def _add_cost_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("step time")
+    add_one_of = group.add_mutually_exclusive_group().add_argument
+    add_one_of(
         "--cost-preset",
         choices=tuple(PRESETS),
         default="deepseek-v3.1-5212",
         help="Constants estimated from public operator timings, by device, data and "
         "tensor parallel size; the default is fitted to vllm-ascend #5212.",
     )
-    text = "Constants that `vllm bench dp-balance calibrate` saved."
-    add("--calibration", type=Path, help=text)
-    text = "A server that has served a load with adaptive, or the report.json of a "
-    text += "trial: constants as learned there, for its --max-num-batched-tokens."
-    add("--cost-from", metavar="URL|FILE", help=text)
-    add = group.add_argument
-    text = f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
-    text += "--calibration, --cost-from or --cost-preset."
-    add("--cost", metavar="NAME=SECONDS,...", help=text)
-    text = "Whether the server schedules a step before the one before it has ended."
-    yes_or_no = argparse.BooleanOptionalAction
-    add("--async-scheduling", action=yes_or_no, default=False, help=text)
-    add("--num-seeds", type=whole(1, 1000), default=1, help="Runs per policy.")
-    parser.set_defaults(default_of=parser.get_default)
+    add_one_of(
+        "--cost-from",
+        metavar="URL|FILE",
+        help="A server that has served a load with adaptive, or the report.json of a "
+        "trial: constants as learned there, for its --max-num-batched-tokens. Or what "
+        "simulate or recommend saved: constants as they were there.",
+    )
+    group.add_argument(
+        "--cost",
+        metavar="NAME=SECONDS,...",
+        help=f"Constants by name ({', '.join(COST_FIELDS)}); those left out are of "
+        "--cost-from or --cost-preset.",
+    )
 
 
 def add_result_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `vllm bench serve` about results."""
-    add = parser.add_argument
-    text = "Specify to save benchmark results to a json file"
-    add("--save-result", action="store_true", help=text)
-    text = "Specify directory to save benchmark json results. If not specified, "
-    text += "results are saved in the current directory."
-    add("--result-dir", type=Path, default=Path(), help=text)
-    text = "Specify the filename to save benchmark json results. If not specified, it "
-    add("--result-filename", help=text + "names the command and the time.")
+    parser.add_argument(
+        "--save-result",
+        action="store_true",
+        help="Specify to save benchmark results to a json file",
+    )
+    parser.add_argument(
+        "--result-dir",
+        type=Path,
+        default=Path(),
+        help="Specify directory to save benchmark json results. If not specified, "
+        "results are saved in the current directory.",
+    )
+    parser.add_argument(
+        "--result-filename",
+        help="Specify the filename to save benchmark json results. If not specified, "
+        "it names the command and the time.",
+    )
 
 
 def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -> None:
@@ -176,7 +210,7 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         _acceptance_rates(args),
     )
     api_servers = args.api_server_count
-    refuse_unused(args)
+    refuse_unused(args, _defaults())
     slots = limits.ranks * limits.max_num_seqs
     return Scenario(
         limits,
@@ -188,6 +222,14 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         async_scheduling=args.async_scheduling,
         role=args.role,
     )
+
+
+def _defaults() -> argparse.Namespace:
+    """What the options are that nobody gave."""
+    parser = argparse.ArgumentParser()
+    add_scenario_args(parser)
+    add_result_args(parser)
+    return parser.parse_args([])
 
 
 def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
@@ -205,24 +247,14 @@ def _acceptance_rates(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def cost_from(args: argparse.Namespace) -> CostModel:
-    """The cost model of --cost-preset, --calibration or --cost-from, and --cost.
+    """The cost model of --cost-preset or --cost-from, and --cost.
 
     Raises:
         UsageError: one of the options is not valid.
     """
     changes = _cost_changes(args.cost)
     if args.cost_from is not None:
-        cost = cost_of_server(args.cost_from, args.max_num_batched_tokens)
-    elif args.calibration is not None:
-        document: Any = read_json(args.calibration, "calibrate")
-        try:
-            cost = CostModel(**document["cost"])
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{args.calibration}: has no cost model; calibrate again."
-            ) from None
-        except UsageError as error:
-            raise UsageError(f"{args.calibration}: {error}") from None
+        cost = cost_of(args.cost_from, args.max_num_batched_tokens)
     else:
         cost = PRESETS[args.cost_preset]
     return replace(cost, **changes)

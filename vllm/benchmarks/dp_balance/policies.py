@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Policies by name: those of the balance package, and rules of other engines."""
+"""Policies by name, as a server has them or with parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -10,13 +10,9 @@ from vllm.v1.core.sched.balance.core.policies import (
     Decision,
     create_policy,
 )
-from vllm.v1.core.sched.balance.core.policies.in_flight import StepsInFlight
 from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 from .errors import UsageError
-from .rivals.atom import AtomCoalescer
-from .rivals.exhaustive import ExhaustiveCycle
-from .rivals.sglang import SGLangDelayer, SGLangDelayer0523
 
 BALANCE = "--data-parallel-balance"
 """The option of `vllm serve`."""
@@ -37,16 +33,12 @@ class Controller(Protocol):
 OWN = ("off", *POLICIES)
 """The values of `BALANCE`."""
 
-_RIVALS: Mapping[str, Callable[..., Controller]] = {
-    "sglang-N": SGLangDelayer,
-    "sglang23-N": SGLangDelayer0523,
-    "atom": AtomCoalescer,
-    "eb": ExhaustiveCycle,
-}
-RIVALS = tuple(_RIVALS)
-"""Rules of other engines, N in steps; see `rivals`."""
+MakeController = Callable[[int], Controller]
+"""Makes one for so many steps that are scheduled before the first of them has ended."""
+
+NO_OTHERS: Mapping[str, MakeController] = {}
 MOST = 999_999
-"""Of N and of a parameter."""
+"""Of a parameter."""
 
 
 class PolicySpec(NamedTuple):
@@ -87,43 +79,30 @@ def server_options(text: str) -> list[str]:
     """
     if text not in OWN:
         raise UsageError(
-            f"--policy {text}: a server has {', '.join(OWN)}, without parameters; "
-            "simulate compares others."
+            f"--policy {text}: a server has {', '.join(OWN)}, without parameters."
         )
     return [BALANCE, text]
 
 
-class _Timed:
-    """A rule that is told the prompt tokens of the step that a time is of."""
-
-    def __init__(self, rule: Controller, in_flight: int) -> None:
-        self._rule, self._steps = rule, StepsInFlight(in_flight)
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        return self._rule.decide(self._steps.timed(snapshot))
-
-    def reset(self) -> None:
-        self._rule.reset()
-        self._steps.reset()
-
-
-def make_controller(text: str, in_flight: int = 1) -> Controller | None:
+def make_controller(
+    text: str, in_flight: int = 1, others: Mapping[str, MakeController] = NO_OTHERS
+) -> Controller | None:
     """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
 
-    `in_flight` steps are scheduled before the first of them has ended.
+    Args:
+        text: what to make.
+        in_flight: steps that are scheduled before the first of them has ended.
+        others: more than a server has, by name.
 
     Raises:
         UsageError: there is none of that name, or not with these parameters.
     """
+    if text in others:
+        return others[text](in_flight)
     name, parameters = PolicySpec.parse(text)
-    kind, _, number = name.rpartition("-")
-    has_number = _is_number(number) and int(number) > 0
-    rival = _RIVALS.get(f"{kind}-N" if has_number else name)
-    if name not in OWN and (rival is None or name.endswith("-N")):
-        names = ", ".join(OWN + RIVALS)
-        raise UsageError(
-            f"--policy {text}: unknown; choose from {names} (N is 1 to {MOST})."
-        )
+    if name not in OWN:
+        names = ", ".join([*OWN, *others])
+        raise UsageError(f"--policy {text}: invalid choice; choose from {names}.")
     try:
         if name in POLICIES:
             return create_policy(name, parameters, in_flight)
@@ -131,6 +110,4 @@ def make_controller(text: str, in_flight: int = 1) -> Controller | None:
             raise ValueError(f"{name} has no parameters")
     except ValueError as error:
         raise UsageError(f"--policy {text}: {error}.") from None
-    if rival is None:
-        return None
-    return _Timed(rival(int(number)) if has_number else rival(), in_flight)
+    return None

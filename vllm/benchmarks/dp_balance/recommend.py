@@ -3,6 +3,7 @@
 """`recommend`: one sentence of advice, and the table it rests on."""
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -10,11 +11,15 @@ from .arguments import real
 from .errors import UsageError
 from .options import add_result_args, add_scenario_args, policies_from
 from .policies import server_options
-from .results import PolicyResult, unsteady
+from .results import WORTHWHILE, PolicyResult, unsteady
 from .simulate import compare_from
 
-WORTHWHILE = 0.02
-"""Requests must end this share earlier; less does not pay for another moving part."""
+LATENCY, TOKENS, TTFT = (
+    "steady_mean_e2el_ms",
+    "compared_throughput",
+    "steady_p99_ttft_ms",
+)
+"""Figures that are judged."""
 
 
 def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str:
@@ -30,37 +35,44 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
     if why := unsteady(results):
         return f"No advice, because {why}"
     off = next(result for result in results if result.policy == "off")
-    candidates = [result for result in results if result is not off]
-    if ttft_budget_ms is not None:
-        p99 = "steady_p99_ttft_ms"
-        kept = [r for r in candidates if r.figure(p99) <= ttft_budget_ms]
-        if not kept:
-            return (
-                "Leave it off: every policy exceeds the TTFT budget of "
-                f"{ttft_budget_ms:g} ms at the 99th percentile (off: "
-                f"{off.figure(p99):.0f} ms)."
-            )
-        candidates = kept
-    throughput = "compared_throughput"
-    # The end of an open loop, which takes a request's time, is in that of the whole.
-    end = 0.0 if off.runs[0].first_turn else 1 / off.figure("turns")
-    less = -max(WORTHWHILE, end)
-    lasting = [r for r in candidates if (r.gain(throughput, off) or 0) > less]
+    most = math.inf if ttft_budget_ms is None else ttft_budget_ms
+    in_time = [r for r in results if r is not off and r.figure(TTFT) <= most]
+    if not in_time:
+        return (
+            f"Leave it off: every policy exceeds the TTFT budget of {most:g} ms at the "
+            f"99th percentile (off: {off.figure(TTFT):.0f} ms)."
+        )
+    lasting = [r for r in in_time if (r.gain(TOKENS, off) or 0) > _least_gain(off)]
     if not lasting:
         return "Leave it off: with every policy there are fewer output tok/s."
-    e2e = "steady_mean_e2el_ms"
-    best = min(lasting, key=lambda result: result.figure(e2e))
-    gains = [-gain for gain in best.gains(e2e, off)]
-    gain = statistics.fmean(gains)
-    margin = (max(gains) - min(gains)) / 2  # between seeds
+    best = min(lasting, key=lambda result: result.figure(LATENCY))
+    gain, margin = _earlier(best, off)
     if gain < WORTHWHILE or gain < margin:
+        later_or_earlier = "later" if gain < 0 else "earlier"
         why = ", which is too little to matter" * (gain >= 0)
         return (
             f"Leave it off: with the best policy, {best.policy}, requests end "
-            f"{abs(gain):.1%} {'later' if gain < 0 else 'earlier'} on average "
-            f"(±{margin:.1%} between seeds){why}."
+            f"{abs(gain):.1%} {later_or_earlier} on average (±{margin:.1%} between "
+            f"seeds){why}."
         )
-    more = best.gain(throughput, off) or 0
+    return _praise(best, off)
+
+
+def _least_gain(off: PolicyResult) -> float:
+    """Of tokens per second. The end of an open loop is in that of the whole run."""
+    end = 0.0 if off.runs[0].first_turn else 1 / off.figure("turns")
+    return -max(WORTHWHILE, end)
+
+
+def _earlier(best: PolicyResult, off: PolicyResult) -> tuple[float, float]:
+    """By which share requests end earlier, and half the range between seeds."""
+    gains = [-gain for gain in best.gains(LATENCY, off)]
+    return statistics.fmean(gains), (max(gains) - min(gains)) / 2
+
+
+def _praise(best: PolicyResult, off: PolicyResult) -> str:
+    gain, margin = _earlier(best, off)
+    more = best.gain(TOKENS, off) or 0
     is_closed = bool(off.runs[0].first_turn)
     counted = "; first and last turn not counted" * is_closed
     tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called

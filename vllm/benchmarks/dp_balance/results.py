@@ -17,6 +17,8 @@ from .metrics import Metrics
 
 FORMAT_VERSION = 1
 """Of the files written here; raised when a reader of old files would misread them."""
+WORTHWHILE = 0.02
+"""Requests must end this share earlier; less does not pay for another moving part."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             print("-" * (sum(widths) + 2 * len(widths) - 2))
 
 
-_BALANCE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance"
+_CORE = Path(__file__).parents[2] / "v1" / "core" / "sched" / "balance" / "core"
 
 
 def policies_fingerprint() -> str:
@@ -145,8 +147,8 @@ def policies_fingerprint() -> str:
     What carries rows and decisions is not in it, nor is the simulator: results of real
     servers carry it, too.
     """
-    paths = sorted((_BALANCE / "policies").glob("*.py"))
-    paths += [_BALANCE / "dispatch.py", _BALANCE / "pending.py"]
+    paths = sorted((_CORE / "policies").glob("*.py"))
+    paths += [_CORE / "dispatch.py", _CORE / "pending.py"]
     return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
 
 
@@ -182,8 +184,8 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def read_json(path: Path, kind: str) -> dict[str, object]:
-    """Reads a document of that kind that `write_json` wrote.
+def read_json(path: Path, *kinds: str) -> dict[str, object]:
+    """Reads a document of one of the kinds that `write_json` wrote.
 
     Raises:
         UsageError: the file cannot be read, or is of another kind or version.
@@ -195,9 +197,10 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
     found = [document.get(key) for key in ("format", "format_version")]
-    if found != [f"dp-balance {kind}", FORMAT_VERSION]:
+    if found not in [[f"dp-balance {kind}", FORMAT_VERSION] for kind in kinds]:
         raise UsageError(
-            f"{path}: not a file of `vllm bench dp-balance {kind}`, version "
-            f"{FORMAT_VERSION} (it says {found}). Make it again with this vLLM."
+            f"{path}: not a file of `vllm bench dp-balance {' or '.join(kinds)}`, "
+            f"version {FORMAT_VERSION} (it says {found}). Make it again with this "
+            "vLLM."
         )
     return document

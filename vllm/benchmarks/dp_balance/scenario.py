@@ -3,7 +3,7 @@
 """A run described by plain values, so that it can be repeated, saved and compared."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -12,16 +12,17 @@ from vllm.v1.core.sched.balance.core.policies import POLICIES, SHORT_FIRST
 
 from .errors import UsageError
 from .front_end.api_servers import Dispatcher
-from .front_end.load_balancers import load_balancer_of, make_load_balancers
-from .loop import Cluster, Run, StepRecord
+from .front_end.backends import Backends, MakeBalancers
+from .front_end.load_balancers import LOAD_BALANCERS, load_balancer_of
+from .loop import Cluster, Device, Leave, Run, StepRecord
 from .metrics import Metrics, measure
-from .policies import PolicySpec, make_controller
+from .policies import NO_OTHERS, MakeController, PolicySpec, make_controller
 from .rank.engine import Engine
 from .rank.limits import RankLimits
 from .requests.arrivals import Clients, ClientTraffic, Frontend
 from .requests.request import SimRequest
 from .requests.workload import Workload
-from .step_time.model import CostModel
+from .step_time.model import CostModel, Loads
 
 ROLES = ("both", "prefill", "decode")
 
@@ -116,15 +117,44 @@ def _refuse_endless(scenario: Scenario, requests: Sequence[SimRequest]) -> None:
         )
 
 
+def _device(cost: CostModel, rng: random.Random) -> Device:
+    """Steps that take as long as the cost model says, with its noise."""
+
+    def seconds(loads: Loads, now: float) -> float:
+        return cost.step_seconds(loads)
+
+    def noisy(loads: Loads, now: float) -> float:
+        return cost.noisy(cost.step_seconds(loads), rng)
+
+    return noisy if cost.noise > 0 else seconds
+
+
 def simulate(
     scenario: Scenario,
     policy: str,
     seed: int = 0,
     *,
+    controllers: Mapping[str, MakeController] = NO_OTHERS,
+    routers: Mapping[str, MakeBalancers] = LOAD_BALANCERS,
+    device: Device | None = None,
+    leave: Leave | None = None,
+    rng: random.Random | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     on_done: Callable[[int], object] | None = None,
 ) -> Run:
     """Runs the scenario with a policy. The same arguments give the same run.
+
+    Args:
+        scenario: what is run.
+        policy: what `make_controller` makes.
+        seed: of all that is drawn.
+        controllers: policies more, or instead of a server's, by name.
+        routers: whoever may send requests to ranks, by name.
+        device: what steps take, instead of the scenario's cost.
+        leave: whose clients go away.
+        rng: draws for routers and clients, instead of a generator for each.
+        on_step: is told of each step.
+        on_done: is told how many requests ended in a step.
 
     Raises:
         UsageError: the scenario cannot be run; the message names the option.
@@ -134,39 +164,36 @@ def simulate(
     spec = PolicySpec.parse(policy)
     controller = None
     if scenario.role != "decode":
-        controller = make_controller(policy, 1 + scenario.async_scheduling)
+        in_flight = 1 + scenario.async_scheduling
+        controller = make_controller(policy, in_flight, controllers)
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     engine = make_engine(scenario, requests)
     limits, frontend = scenario.limits, scenario.frontend
-    cost = scenario.cost.with_drafts(len(limits.acceptance_rates))
-    load_balancers = make_load_balancers(
-        load_balancer_of(
-            scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
-        ),
+    backends = Backends(
         limits.ranks,
-        random.Random(f"routing {seed}"),
+        rng or random.Random(f"routing {seed}"),
         frontend.api_servers,
         limits.max_num_seqs,
         limits.kv_blocks,
         engine.cached_tokens,
         engine.output_tokens,
     )
-    rng = random.Random(f"clients {seed}")
-    noisy = cost.noise > 0
+    served_by = load_balancer_of(
+        scenario.load_balancer, spec.name in POLICIES, scenario.role == "decode"
+    )
+    rng = rng or random.Random(f"clients {seed}")
+    cost = scenario.cost.with_drafts(len(limits.acceptance_rates))
     return Cluster(
         engine,
         controller,
         requests,
         Clients(requests, scenario.traffic, frontend, rng),
-        Dispatcher(limits.ranks, load_balancers),
-        lambda loads: (
-            cost.noisy(cost.step_seconds(loads), rng)
-            if noisy
-            else cost.step_seconds(loads)
-        ),
+        Dispatcher(limits.ranks, routers[served_by](backends)),
+        device or _device(cost, rng),
         async_scheduling=scenario.async_scheduling,
         launch=cost.launch,
+        leave=leave,
         on_step=on_step,
         on_done=on_done,
     ).run()

@@ -5,8 +5,8 @@
 from collections.abc import Sequence
 
 from ..requests.request import SimRequest
+from .backends import LoadBalancer
 from .coordinator import Coordinator
-from .load_balancer import LoadBalancer
 
 
 class Dispatcher:

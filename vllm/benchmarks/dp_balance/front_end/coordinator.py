@@ -9,8 +9,9 @@ for a while. Messages are taken to need no time.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
+
+from ..rank.counts import Counts, RankCounts
 
 INTERVAL_SECONDS = 0.1
 """Between two publications of counts that change (`min_stats_update_interval_ms`)."""
@@ -18,19 +19,6 @@ IDLE_SECONDS = 5.0
 """Between two publications of counts that do not change."""
 QUIET_SECONDS = 0.05
 """Without a message, before the counts of the step in progress are published."""
-
-
-class RankCounts(NamedTuple):
-    """What a rank tells about its queues."""
-
-    waiting: int
-    running: int
-    kv_usage: float = 0.0
-    """Share of the KV cache's blocks that requests hold; told since vLLM 0.30."""
-
-
-Counts = Sequence[RankCounts]
-"""Of every rank."""
 
 
 class Publication(NamedTuple):

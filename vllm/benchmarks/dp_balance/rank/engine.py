@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from vllm.v1.core.sched.balance.core.policies import Decision
 from vllm.v1.core.sched.balance.core.policies.rows import Limits, Snapshot
 
-from ..front_end.coordinator import Counts
 from ..requests.request import SimRequest
 from ..step_time.model import Loads
+from .counts import Counts
 from .gate import GatedRank
 from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
 from .limits import RankLimits

@@ -2,15 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A rank: its scheduler, and what its gate tells the others.
 
-What is pending, and since when, says the code of the real gate. A rank that did not
+The code of the real gate says what is pending, and makes the row. A rank that did not
 change since its last row is not read again: its requests only grow older.
 """
 
 from itertools import islice
 
+from vllm.v1.core.sched.balance.core.measure import Queues, RowMaker
 from vllm.v1.core.sched.balance.core.pending import (
     NOBODY,
-    PendingAges,
+    Pending,
     PendingWork,
     Prompt,
 )
@@ -46,17 +47,11 @@ class GatedRank(Scheduler):
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
-        self._ages = PendingAges()
+        self._rows = RowMaker()
         self._last_changes = -1
-        """What `_changes` was at the last row."""
-        self._queues = 0, 0, 0
-        """Of the row: running, decoding, waiting."""
-        self._pending: dict[str, int] = {}
-        self._pending_tokens = self._pending_attended = 0
-        self._pending_since = 0.0
-        self._last_row: float | None = None
-        self._unsorted = False
-        """Whether those who are pending are not those that were put in order."""
+        """What `_changes` was when the queues were read last; what was found then:"""
+        self._queues = Queues(0, 0, 0)
+        self._pending = Pending({}, 0)
 
     def cached_tokens(self, request: SimRequest) -> int:
         """Tokens of a request that are in the KV cache now."""
@@ -67,7 +62,8 @@ class GatedRank(Scheduler):
     def end_wave(self) -> None:
         """Forgets the decision, and steps without requests."""
         self.apply(OPEN)
-        self._last_row, self._ended = None, 0
+        self._rows.reset()
+        self._ended = 0
         self._in_flight.clear()
 
     def measure(self, wave: int, step: int, now: float) -> Row:
@@ -78,52 +74,35 @@ class GatedRank(Scheduler):
             step: number of the step that has ended in the wave.
             now: virtual seconds.
         """
-        since = now if self._last_row is None else self._last_row
-        self._last_row = now
-        # Decodes take blocks, too, and who is pending since is put in order.
-        unchanged = self._changes == self._last_changes and not self._unsorted
-        if not unchanged or self._blocks.is_limited:
-            self._find_pending(now)
-        age = now - self._pending_since if self._pending else 0.0
-        running, decoding, waiting = self._queues
+        rows = self._rows
+        rows.end_step(now, self.prefilled, self.twice_attended // 2)
+        is_sorted = self._order is None or rows.is_sorted
+        unchanged = self._changes == self._last_changes and is_sorted
+        if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
+            self._read()
         ended, self._ended = self._ended, 0
-        return Row(
-            wave=wave,
-            step=step,
-            running=running,
-            decoding=decoding,
-            ended=ended,
-            waiting=waiting,
-            pending=len(self._pending),
-            pending_tokens=self._pending_tokens,
-            prefill_tokens=self.prefilled,
-            step_time_us=int((now - since) * 1e6),
-            pending_age_us=int(age * 1e6),
-            pending_attended=self._pending_attended,
-            prefill_attended=self.twice_attended // 2,
-        )
+        return rows.row(wave, step, now, self._queues, ended, self._pending)
 
-    def _find_pending(self, now: float) -> None:
-        before = self._pending
+    def _read(self) -> None:
+        """Puts the queue in order, and reads it."""
         if self._order is not None:
+            before = self._rows.pending
             waiting = islice(self._waiting, len(before))
             first = ["" if work.preempted else work.request_id for work in waiting]
             self._order.sort(self._waiting, first, before, self._requests)
+        self._rows.is_sorted = True
         self._last_changes = self._changes
         running, partial = len(self._running), self._partial
-        self._queues = running, running - (partial is not None), len(self._waiting)
+        decoding = running - (partial is not None)
+        self._queues = Queues(running, decoding, len(self._waiting))
         free = self._blocks.free
         refusal = self._refusal if self._refusal.lasts(free, running) else NOBODY
-        self._pending, self._pending_attended = self._work.read(
+        self._pending = self._work.read(
             () if partial is None else (partial,),
             islice(self._waiting, self._max_running - running),
             free - blocks_of(self._decodes.tokens),
             refusal,
         )
-        self._pending_tokens = sum(self._pending.values())
-        changed = before.keys() != self._pending.keys()
-        self._unsorted = self._order is not None and changed
-        self._pending_since = self._ages.oldest_since(self._pending, now)
 
     def _look_up(self, work: RankRequest, before: Prompt | None) -> Prompt:
         tokens, computed = work.num_tokens, work.num_computed_tokens

@@ -13,23 +13,18 @@ computes them again; nobody is admitted in such a step. What `kv_cache` finds ca
 a waiting request is not computed.
 """
 
-import sys
 from collections import deque
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from vllm.v1.core.sched.balance.core.allowance import Allowance, least_tokens
 from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
 from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.cost import (
-    cost_of,
-    tokens_within,
-    twice_attended,
-    whole_step,
-)
+from vllm.v1.core.sched.balance.core.policies.cost import twice_attended
 
-from ..front_end.coordinator import RankCounts
 from ..requests.request import SimRequest
+from .counts import RankCounts
 from .decodes import Decodes, DraftedDecodes
 from .kv_cache import Blocks
 from .limits import RankLimits, blocks_of
@@ -86,8 +81,6 @@ class Scheduler:
         """Of the steps that were scheduled and have not ended."""
         self._step = 0
         self._decision = OPEN
-        self._allowed: float = 0
-        """What is left of the decision's budget."""
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
         self._refusal = NOBODY
@@ -192,29 +185,27 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        admit, limit, _, per_attended, _ = self._decision
-        self._allowed = sys.maxsize if limit is None else limit
-        if limit is None and per_attended:
-            self._allowed = whole_step(self._max_tokens, per_attended)
+        allowance = Allowance(self._decision, self._max_tokens)
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
         if work is not None:
-            tokens = self._clip(work, budget)
+            tokens = _clip(work, budget, allowance)
             if not tokens:
                 self._held.add(work.request_id)
-                tokens = int(not self._decodes.tokens)  # never idle in a dummy step
+                tokens = least_tokens(others_run=self._decodes.tokens > 0)
             if tokens and not self._compute(work, tokens):
                 self._preempt_last()
                 return
             budget -= tokens
         waiting = self._waiting
         while waiting and budget > 0 and len(self._running) < self._max_running:
-            if not admit or self._allowed < 1:
+            if allowance.stops_admission:
                 slots = self._max_running - len(self._running)
                 self._held.update(each.request_id for each in islice(waiting, slots))
                 break
             work = waiting[0]
-            tokens = self._blocks.start(work, partial(self._clip, work, budget))
+            clip = partial(_clip, work, budget, allowance)
+            tokens = self._blocks.start(work, clip)
             if not tokens:
                 free, running = self._blocks.free, len(self._running)
                 self._refusal = Refusal(work.request_id, free, running)
@@ -225,18 +216,6 @@ class Scheduler:
             self._running.append(waiting.popleft())
             self._compute(work, tokens)
             budget -= tokens
-
-    def _clip(self, work: RankRequest, budget: int) -> int:
-        """Takes a chunk from what is allowed; a clipped one takes all."""
-        position, decision = work.num_computed_tokens, self._decision
-        per_attended = decision.cost_per_attended
-        wanted = min(work.num_tokens - position, budget)
-        tokens = tokens_within(
-            self._allowed, position, wanted, per_attended, decision.least
-        )
-        cost = cost_of(position, tokens, per_attended)
-        self._allowed = max(0, self._allowed - cost) if tokens == wanted else 0
-        return tokens
 
     def _compute(self, work: RankRequest, tokens: int) -> bool:
         """Schedules some tokens of a prompt; False if there are no blocks for them."""
@@ -300,3 +279,9 @@ class Scheduler:
         self._running.remove(work)
         work.num_computed_tokens = work.most_computed
         self._blocks.release(work)
+
+
+def _clip(work: RankRequest, budget: int, allowance: Allowance) -> int:
+    """Tokens of a prompt that may be scheduled, as `Allowance.take`."""
+    position = work.num_computed_tokens
+    return allowance.take(position, min(work.num_tokens - position, budget))

@@ -11,7 +11,7 @@ from ..arguments import MOST_REQUESTS, MOST_TOKENS, real, whole
 from ..errors import UsageError
 from .arrivals import ClientTraffic
 from .traces import LONGEST, TimedTrace
-from .workload import Workload
+from .workload import LENGTH_HELP, Workload
 
 LEAST_PROMPTS, TURNS = 2048, 8
 """Requests of a run by default: the least, and for each in flight. All that are in
@@ -20,18 +20,48 @@ flight are sent at once, and it takes some turns until that is forgotten."""
 _OF_TRACES = tuple(f"timed_trace_{field.name}" for field in fields(TimedTrace))
 
 
+def add_length_args(load: argparse._ArgumentGroup) -> None:
+    """Adds the options about requests that are drawn."""
+    add = load.add_argument
+    add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
+    add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
+    add(
+        "--prefix-share",
+        type=real(0, 0.999),
+        default=0.0,
+        help="Share of each drawn prompt that is the beginning of a text that it has "
+        "in common with others.",
+    )
+    add(
+        "--num-prefixes",
+        type=whole(1, MOST_REQUESTS),
+        default=8,
+        help="Of these texts.",
+    )
+
+
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
     """Adds the options about datasets, and when requests are sent."""
     add = load.add_argument
     requests = whole(1, MOST_REQUESTS)
-    text = f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as many "
-    add("--num-prompts", type=requests, help=text + "as the dataset has.")
-    text = "Requests in flight. Default: as many as all ranks can run; without limit "
-    text += "if there is a --request-rate."
-    add("--max-concurrency", type=requests, help=text)
-    text = "Requests per second on average (default: inf)."
-    rate = real(1e-6, 1e6, endless=True)
-    add("--request-rate", type=rate, default=float("inf"), help=text)
+    add(
+        "--num-prompts",
+        type=requests,
+        help=f"Default: {TURNS} for each in flight, at least {LEAST_PROMPTS}, or as "
+        "many as the dataset has.",
+    )
+    add(
+        "--max-concurrency",
+        type=requests,
+        help="Requests in flight. Default: as many as all ranks can run; without limit "
+        "if there is a --request-rate.",
+    )
+    add(
+        "--request-rate",
+        type=real(1e-6, 1e6, endless=True),
+        default=float("inf"),
+        help="Requests per second on average (default: inf).",
+    )
     add("--burstiness", type=real(1e-3, 1e6), default=1.0)
     add("--seed", type=int, default=0)
     add(
@@ -40,30 +70,50 @@ def add_trace_args(load: argparse._ArgumentGroup) -> None:
         default="custom",
         help="timed_trace: send at the times of the trace; custom: take its lengths.",
     )
-    text = "JSON lines as Mooncake's, CSV with a head, or sessions of kv-cache-tester, "
-    text += "instead of --input-len and --output-len."
-    add("--dataset-path", type=Path, help=text)
+    add(
+        "--dataset-path",
+        type=Path,
+        help="JSON lines as Mooncake's, CSV with a head, or sessions of "
+        "kv-cache-tester, instead of --input-len and --output-len.",
+    )
     add("--timed-trace-chunk-hash-size", type=whole(1, MOST_TOKENS))
     add("--timed-trace-sec-multiplier", type=real(1e-12, 1e12))
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         option = f"--timed-trace-label-{name.replace('_', '-')}"
         add(option, default=name, help="Its name in the trace.")
-    text = "Seconds into the trace at which the window begins."
-    add("--timed-trace-start", type=real(0, LONGEST), default=0.0, help=text)
-    text = "Seconds. --num-prompts limits the requests too."
-    seconds = real(0, LONGEST, above=True, endless=True)
-    add("--timed-trace-duration", type=seconds, default=float("inf"), help=text)
-    text = "By which factor the trace is replayed faster."
-    times = real(1e-6, 1e6)
-    add("--timed-trace-rate-multiplier", type=times, default=1.0, help=text)
-    text = "Tokens with which the prompts of all sessions of a trace begin."
-    shared = whole(0, MOST_TOKENS)
-    add("--session-shared-tokens", type=shared, default=0, help=text)
-    text = "How many first requests of each session of a trace are sent. Default: all."
-    add("--session-turns", type=whole(1, MOST_REQUESTS), help=text)
+    add(
+        "--timed-trace-start",
+        type=real(0, LONGEST),
+        default=0.0,
+        help="Seconds into the trace at which the window begins.",
+    )
+    add(
+        "--timed-trace-duration",
+        type=real(0, LONGEST, above=True, endless=True),
+        default=float("inf"),
+        help="Seconds. --num-prompts limits the requests too.",
+    )
+    add(
+        "--timed-trace-rate-multiplier",
+        type=real(1e-6, 1e6),
+        default=1.0,
+        help="By which factor the trace is replayed faster.",
+    )
+    add(
+        "--session-shared-tokens",
+        type=whole(0, MOST_TOKENS),
+        default=0,
+        help="Tokens with which the prompts of all sessions of a trace begin.",
+    )
+    add(
+        "--session-turns",
+        type=whole(1, MOST_REQUESTS),
+        help="How many first requests of each session of a trace are sent. Default: "
+        "all.",
+    )
 
 
-def refuse_unused(args: argparse.Namespace) -> None:
+def refuse_unused(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
     """Refuses options that would be ignored beside the others.
 
     Raises:
@@ -101,7 +151,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
         ),
     ):
         for name in names if is_useless else ():
-            if (given := getattr(args, name)) != args.default_of(name):
+            if (given := getattr(args, name)) != getattr(defaults, name):
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} {given}: {what_to_do}.")
 

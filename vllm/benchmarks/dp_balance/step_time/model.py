@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How long the ranks' common step takes, from what each of them computes.
 
-The options, `calibrate` and `CostModel` say seconds per token. `adaptive` and the pages
+The options and `CostModel` say seconds per token. `adaptive` and the pages
 say the same in seconds per full step of N tokens (`max_num_batched_tokens`):
 
 =========================================== ============================
@@ -126,6 +126,15 @@ class CostModel:
         the mean over the ranks. The rows of a rank are its prompt tokens; with padding
         those of a rank without any are the most that another rank has.
         """
+        alike, own, shared = self.parts(loads)
+        seconds = alike + max(own)
+        return seconds + shared + self.c if any(loads.prefill) else seconds
+
+    def parts(self, loads: Loads) -> tuple[float, Sequence[float], float]:
+        """Seconds that the step takes any rank, each by itself, and all by their mean.
+
+        Without `c`.
+        """
         prefill, decodes = loads.prefill, loads.decodes
         alike = self.t0
         if self.experts:
@@ -139,7 +148,7 @@ class CostModel:
             )
         ]
         if not any(prefill):
-            return alike + max(seconds)
+            return alike, seconds, 0.0
         if self.attention and loads.attended:
             seconds = [
                 own_seconds + self.attention * pairs
@@ -153,8 +162,7 @@ class CostModel:
         rows = sum(prefill)
         if self.padded:
             rows += max(prefill) * prefill.count(0)
-        shared = self.b * self.phi * rows / len(prefill)
-        return alike + max(seconds) + shared + self.c
+        return alike, seconds, self.b * self.phi * rows / len(prefill)
 
     def noisy(self, seconds: float, rng: random.Random) -> float:
         """The duration of one step that takes `seconds` on average."""

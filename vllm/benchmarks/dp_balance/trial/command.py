@@ -127,34 +127,41 @@ def trial(given: Given) -> None:
     folder = Folder(args.result_dir)
     ours = None if deployments else planned(given.serve, policies)
     load = Load(given.load, folder.path / "turns" / "load.log", shows)
-    url = ours.url if ours else ""
-    # Whose server it is we know; the name in its certificate is not that of loopback.
-    load.args.insecure |= url.startswith("https:")
-    urls = deployments or dict.fromkeys(policies, url)
-    how = load.args.header or (), load.args.insecure
-    made = {each: Endpoint(each, *how) for each in urls.values()}
-    endpoints = {policy: made[each] for policy, each in urls.items()}
-    for each in made:
-        if url or urlsplit(each).hostname in LOOPBACK:
-            go_past_proxies(each)
+    urls = deployments or dict.fromkeys(policies, ours.url if ours else "")
+    endpoints = _endpoints(urls, load, ours)
+    endpoint = endpoints[policies[0]]
     server: Started | Running = (
         Running(endpoints)
         if ours is None
-        else Started(ours, made[url], folder, args.ready_timeout, args.restart)
+        else Started(ours, endpoint, folder, args.ready_timeout, args.restart)
     )
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
     what = [*given.load, serve, deployments, policies, args.restart]
     folder.prepare([*what, versions()])
-    rounds = MOST_ROUNDS if args.minutes else args.rounds
-    turns = order(policies, rounds)
-    minutes = args.minutes or math.inf
+    turns = order(policies, MOST_ROUNDS if args.minutes else args.rounds)
     with server:
+        minutes = args.minutes or math.inf
         results = run(folder, turns, server.turn, load, shows, minutes)
-    about = {"command": shown(given, policies), "device": _device() if url else None}
+    about = {"command": shown(given, policies), "device": _device() if ours else None}
     if args.show_model:
-        about["model"] = ours.model if ours else endpoints[policies[0]].model()[1]
+        about["model"] = ours.model if ours else endpoint.model()[1]
     report.write(folder, turns[: len(results)], results, about)
+
+
+def _endpoints(
+    urls: Mapping[str, str], load: Load, ours: Ours | None
+) -> dict[str, Endpoint]:
+    """By policy the server to which its load goes; one for each address."""
+    if ours is not None and ours.url.startswith("https:"):
+        # Whose server it is we know; the name in its certificate is not of loopback.
+        load.args.insecure = True
+    how = load.args.header or (), load.args.insecure
+    made = {url: Endpoint(url, *how) for url in urls.values()}
+    for url in made:
+        if ours is not None or urlsplit(url).hostname in LOOPBACK:
+            go_past_proxies(url)
+    return {policy: made[url] for policy, url in urls.items()}
 
 
 def _device() -> str:

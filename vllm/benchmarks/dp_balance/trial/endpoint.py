@@ -62,8 +62,8 @@ def go_past_proxies(url: str) -> None:
     os.environ["NETRC"] = os.devnull
 
 
-class Figures(NamedTuple):
-    """Of one look at /metrics."""
+class Scrape(NamedTuple):
+    """What /metrics said at one look."""
 
     ranks: int
     exchange_us: float | None
@@ -151,7 +151,7 @@ class Endpoint:
         body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
         self._call("POST", "/v1/completions", json=body)
 
-    def figures(self, policy: str | None = None) -> Figures:
+    def figures(self, policy: str | None = None) -> Scrape:
         """Reads /metrics.
 
         Args:
@@ -206,7 +206,7 @@ class Endpoint:
             for rank, count in counts.exchanges.items()
             if count
         ]
-        return Figures(
+        return Scrape(
             len(ranks),
             min(means, default=None),
             {part: statistics.fmean(values) for part, values in costs.items()},

@@ -14,8 +14,12 @@ from ..errors import UsageError
 from .endpoint import Endpoint
 
 OURS = (
-    *("base_url", "save_result", "append_result", "result_filename"),
-    *("percentile_metrics", "metric_percentiles"),
+    "base_url",
+    "save_result",
+    "append_result",
+    "result_filename",
+    "percentile_metrics",
+    "metric_percentiles",
 )
 """Options of `vllm bench serve` that the trial sets."""
 MEASURED = {"percentile_metrics": "ttft,tpot,itl,e2el", "metric_percentiles": "99"}

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..step_time.steps import ITERATION
+ITERATION = (
+    r"Iteration\((?P<number>\d{1,15})\): "
+    r"\d+ context requests, (?P<prefill>\d{1,9}) context tokens, "
+    r"(?P<decodes>\d{1,9}) generation requests, \d+ generation tokens, "
+    r"iteration elapsed time: (?P<ms>\d{1,9}(?:\.\d+)?) ms"
+)
+"""What vLLM says of a step, as a regular expression."""
 
 # The name of the process has the rank; later releases log from the front-end, with its
 # number.

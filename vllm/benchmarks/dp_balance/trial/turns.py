@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ..errors import UsageError
-from .endpoint import Endpoint, Figures, OtherPolicyError
+from .endpoint import Endpoint, OtherPolicyError, Scrape
 from .load import Load
 
 NO_SPACE = "Finished turns are kept; run the same command again when there is room."
@@ -45,7 +45,7 @@ class Result(NamedTuple):
 
     saved: Mapping[str, Any]
     """As `vllm bench serve --save-detailed` has it."""
-    figures: Figures | None
+    figures: Scrape | None
     """Of its server, at the end; None if they were asked for in vain."""
 
 
@@ -111,7 +111,7 @@ class Folder:
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             figures = saved.pop("trial")
-            return Result(saved, figures and Figures(**figures))
+            return Result(saved, figures and Scrape(**figures))
         except (AttributeError, OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path}: is no result of a turn; delete it.") from None
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-BALANCE_OPTIONS = ("data_parallel_balance", "data_parallel_dispatch")
-"""Our fields of `ParallelConfig`, which are options of the command line, too."""
+BALANCE_OPTIONS = {
+    "data_parallel_balance": "--data-parallel-balance",
+    "data_parallel_dispatch": "--data-parallel-dispatch",
+}
+"""Our fields of `ParallelConfig`, and the options that set them."""
 
 _FLAG = "--data-parallel-balance"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What operators ask of an API server while it serves: resizes, and another policy.
+"""The route by which operators see and change the policy while a server serves.
 
-The route for the policy is there only with a key, which is not the clients' one: they
-reach the same port, and a policy is everybody's.
+It is there only with a key, which is not the clients' one: they reach the same port,
+and a policy is everybody's.
 """
 
 import hmac
@@ -11,7 +11,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
-from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.sched.balance.core.policies.wishes import NAMES, next_wish
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
 
@@ -22,21 +21,6 @@ KEY = "BALANCE_OPERATOR_KEY"
 """The variable with the key. Not VLLM_…: upstream warns of those that it does not
 know."""
 PATH = "/balance_policy"
-
-
-def check_resize(client: "EngineClient") -> None:
-    """Refuses to resize a server that is not elastic, before anything is touched.
-
-    Upstream finds that out once it has made all metrics anew.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
-    if not client.vllm_config.parallel_config.enable_elastic_ep:
-        raise VLLMValidationError(
-            "this server cannot be resized; start it with --enable-elastic-ep",
-            parameter="new_data_parallel_size",
-        )
 
 
 def add_policy_route(router: APIRouter) -> None:

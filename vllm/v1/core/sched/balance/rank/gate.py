@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from vllm import envs
+from vllm.fixes.orphans import end_with_parent
+from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.core.pending import PendingAges
+from vllm.v1.core.sched.balance.core.measure import Queues, RowMaker
 from vllm.v1.core.sched.balance.core.policies import (
     OPEN,
     SHORT_FIRST,
@@ -28,19 +30,20 @@ from vllm.v1.core.sched.balance.rank.group import (
     RowExchange,
     check_identity,
     identity_of,
-    timeout_of,
 )
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
 from vllm.v1.core.sched.balance.rank.reads import (
     SchedulerReads,
-    keep_prefill_interval,
     limits_of,
     load_of,
     num_waiting,
+)
+from vllm.v1.core.sched.balance.rank.scheduler_writes import (
+    keep_prefill_interval,
+    offer,
     put_in_order,
 )
-from vllm.v1.core.sched.balance.rank.watch import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -173,26 +176,14 @@ class BalanceGate:
         self.clip, self.clip_running = permit.clip, permit.clip_running
         self.apply = permit.apply
         self._order = ShortFirst()
-        self._pending_since = 0.0
-        self._is_sorted = True
-        """Whether those who are pending have been put in order."""
-        self.reset()
+        self._rows = RowMaker()
 
     def reset(self) -> None:
         """Forgets the steps so far: the next is scheduled as if balance were off."""
         if self.policy is not None:
             self.policy.reset()
-        self._forget_steps()
-        self._pending: dict[str, int] = {}
-        self._ages = PendingAges()  # else a pause would count
+        self._rows.reset()
         self.apply(OPEN)
-
-    def _forget_steps(self) -> None:
-        self._last_end: float | None = None
-        self._last_step = 0, 0, 0
-        """Microseconds, prompt tokens and what these attend to."""
-        self._decoding: list[str] = []
-        """Names of those that decoded at the last row."""
 
     def _choose(self, name: str) -> None:
         """Goes on with another policy, as after the end of a wave."""
@@ -203,7 +194,7 @@ class BalanceGate:
                 self._policies[name] = self._new_policy(name)
             self.policy = self._policies[name]
             self.policy.reset()
-        self.stats.policy = name
+        self.stats.follow(name)
 
     # Called by the engine core.
 
@@ -214,7 +205,7 @@ class BalanceGate:
 
         Front-ends can call `balance_policy` of the engine core.
         """
-        vars(core)["balance_policy"] = partial(self.tell_policy, core)
+        offer(core, "balance_policy", partial(self.tell_policy, core))
         self._exchange.start()
         if group is not None:
             self._join(group, core._send_engine_dead)
@@ -227,7 +218,7 @@ class BalanceGate:
         self._group = group
         self._policies.clear()
         self._choose(self.name)
-        self._forget_steps()
+        self._rows.forget_steps()
 
     def send_for(self, core: "DPEngineCoreProc") -> None:
         """Sends this rank's row for the step that is about to be computed."""
@@ -306,19 +297,19 @@ class BalanceGate:
             self.apply(OPEN)
             return
         if self.policy is None:
-            self._forget_steps()  # the last that was timed is some steps ago
+            self._rows.forget_steps()  # the last that was timed is some steps ago
         self._time_step(now)
         self._send(wave, step, now)
         before = time.monotonic()
         snapshot = self._receive()
         # A rank that comes early does not wait for the step, but here for the others.
-        self._last_end = time.monotonic()
-        seconds = self._last_end - before
+        after = time.monotonic()
+        self._rows.end_exchange(after)
         self._switch(max(snapshot.wish), wave, step)
         policy = self.policy
         self.apply(OPEN if policy is None else policy.decide(snapshot))
         learned = None if policy is None else policy.learned
-        self.stats.observe_step(self.decision, snapshot, seconds, learned)
+        self.stats.observe_step(self.decision, snapshot, after - before, learned)
 
     def _switch(self, wish: int, wave: int, step: int) -> None:
         """Takes the newest wish of all ranks, which all of them do in this step."""
@@ -329,7 +320,10 @@ class BalanceGate:
             logger.info(
                 "Data parallel balance: policy %s instead of %s, from step %d of "
                 "wave %d on.",
-                *(name, before, step + 1, wave),
+                name,
+                before,
+                step + 1,
+                wave,
             )
 
     def tell_policy(self, core: "DPEngineCoreProc", wish: int = 0) -> dict[str, object]:
@@ -356,44 +350,23 @@ class BalanceGate:
     def _time_step(self, now: float) -> None:
         if self.held:
             self.stats.observe_held_step()
-        last, self._last_end = self._last_end, now
-        seconds = 0.0 if last is None else now - last
-        self._last_step = int(seconds * 1e6), *self._permit.prefilled()
+        self._rows.end_step(now, *self._permit.prefilled())
 
     def _row(self, wave: int, step: int, now: float) -> Row:
         """The state now, and the step that ended last."""
-        scheduler, permit = self._scheduler, self._permit
-        step_time_us, prefilled, prefill_attended = self._last_step
-        if self.name in self._short_first and not self._is_sorted:
-            put_in_order(scheduler, self._order, self._pending)
-            self._is_sorted = True
-        pending, attended = self._reads.pending(permit.refusal, permit.looked_up)
-        if pending.keys() != self._pending.keys():
-            self._pending_since = self._ages.oldest_since(pending, now)
-            self._is_sorted = False
-        self._pending = pending
-        unfinished = scheduler.requests
-        ended = sum([name not in unfinished for name in self._decoding])
-        self._decoding = [
-            request.request_id
-            for request in scheduler.running
-            if not request.is_prefill_chunk
-        ]
-        age = now - self._pending_since if pending else 0.0
-        return Row(
-            wave=wave,
-            step=step,
-            running=len(scheduler.running),
-            decoding=len(self._decoding),
-            ended=ended,
-            waiting=num_waiting(scheduler),
-            pending=len(pending),
-            pending_tokens=sum(pending.values()),
-            prefill_tokens=prefilled,
-            step_time_us=step_time_us,
-            pending_age_us=int(age * 1e6),
-            pending_attended=attended,
-            prefill_attended=prefill_attended,
+        scheduler, permit, rows = self._scheduler, self._permit, self._rows
+        if self.name in self._short_first and not rows.is_sorted:
+            put_in_order(scheduler, self._order, rows.pending)
+            self._rows.is_sorted = True
+        running = scheduler.running
+        decoding = [each.request_id for each in running if not each.is_prefill_chunk]
+        return rows.row(
+            wave,
+            step,
+            now,
+            queues=Queues(len(running), len(decoding), num_waiting(scheduler)),
+            ended=rows.count_ended(decoding, scheduler.requests),
+            pending=self._reads.pending(permit.refusal, permit.looked_up),
             wish=self._wish,
         )
 

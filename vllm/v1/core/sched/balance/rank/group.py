@@ -92,16 +92,6 @@ def check_identity(
     return [tuple(map(int, limits)) for _, *limits in said]
 
 
-def timeout_of(parallel_config: "ParallelConfig") -> float:
-    """Seconds that a rank waits for the others.
-
-    What the operator allows the collective calls on the CPU, or else what upstream
-    allows a step of the model.
-    """
-    seconds = parallel_config.cpu_distributed_timeout_seconds
-    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
-
-
 class RowExchange:
     """Gathers one row per rank, and names the ranks that do not come.
 
@@ -154,7 +144,7 @@ class RowExchange:
             store = dist.PrefixStore("balance rows", group.get_group_store())
             timeout = timedelta(seconds=self._timeout)
             self._group = init_gloo_process_group(
-                *(store, group.rank(), group.size(), timeout)
+                store, group.rank(), group.size(), timeout
             )
         shape = group.size(), len(Row._fields)
         self._received = torch.empty(shape, dtype=torch.int64)

@@ -86,7 +86,7 @@ class BalanceStats:
     """
 
     def __init__(self, policy: str, rank: int = 0) -> None:
-        self.policy, self._rank = policy, rank
+        self._policy, self._rank = policy, rank
         self._set_backs = 0
         self._cost: dict[str, float] = {}
         self._clear()
@@ -98,6 +98,10 @@ class BalanceStats:
             field: deque(maxlen=_MOST_VALUES) for field in _BUCKETS
         }
 
+    def follow(self, policy: str) -> None:
+        """Steps are decided by this policy from now on."""
+        self._policy = policy
+
     def observe_step(
         self,
         decision: Decision,
@@ -107,7 +111,7 @@ class BalanceStats:
     ) -> None:
         """One exchange: what was decided, from what, and how long it took."""
         verb = "admit" if decision.admit else "hold"
-        self._decisions[self.policy, verb, decision.reason] += 1
+        self._decisions[self._policy, verb, decision.reason] += 1
         both = zip(snapshot.running, snapshot.prefill_tokens, strict=True)
         tokens = [running + prefill for running, prefill in both]
         if len(tokens) > 1:
@@ -117,7 +121,7 @@ class BalanceStats:
         if self._rank == 0 and decision.reason in _WARNINGS:
             what = _WARNINGS[decision.reason]
             logger.warning_once(
-                "Data parallel balance: policy %s %s.", self.policy, what
+                "Data parallel balance: policy %s %s.", self._policy, what
             )
         if learned is not None:
             self._cost = learned.cost._asdict()
@@ -126,7 +130,7 @@ class BalanceStats:
                 logger.warning(
                     "Data parallel balance: policy %s learns the costs of a step anew, "
                     "because they changed.",
-                    self.policy,
+                    self._policy,
                 )
 
     def observe_held_step(self) -> None:

@@ -2,19 +2,15 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What a decision allows the scheduler in one step."""
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.sched.balance.core.allowance import Allowance, least_tokens
 from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.core.policies.cost import (
-    cost_of,
-    tokens_within,
-    twice_attended,
-    whole_step,
-)
+from vllm.v1.core.sched.balance.core.policies.cost import twice_attended
 from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.rank.reads import free_blocks, max_admitted
+from vllm.v1.core.sched.balance.rank.scheduler_writes import SetAside, pass_over
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -33,23 +29,22 @@ class PrefillPermit:
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self._set_aside: list[tuple[RequestQueue, Request]] = []
+        self._set_aside = SetAside()
         self.looked_up: dict[str, int] = {}
         """Tokens that need not be computed of waiting requests that a connector was
         asked for."""
         self.refusal = NOBODY
         """Whom upstream had no blocks for when it was asked last."""
-        self.apply(OPEN)
+        # A scheduler makes its gate before it knows its largest step.
+        self._begin(OPEN, max_tokens=0)
 
     def apply(self, decision: Decision) -> None:
         """Begins a step."""
+        self._begin(decision, self._scheduler.max_num_scheduled_tokens)
+
+    def _begin(self, decision: Decision, max_tokens: int) -> None:
         self.decision = decision
-        budget: float | None = decision.prefill_budget
-        if budget is None:
-            budget = sys.maxsize
-            if price := decision.cost_per_attended:
-                budget = whole_step(self._scheduler.max_num_scheduled_tokens, price)
-        self._budget_left = budget
+        self._allowance = Allowance(decision, max_tokens)
         self._held: set[str] = set()
         self._held_waiting: set[str] = set()
         self._clipped: list[tuple[Request, int, int]] = []
@@ -59,14 +54,10 @@ class PrefillPermit:
         """Requests that were held in this step, and had or could have had a slot."""
         return len(self._held)
 
-    @property
-    def _closed(self) -> bool:
-        return not self.decision.admit or self._budget_left < 1
-
     def holds(self, request: Request) -> bool:
         """Whether a waiting request must be passed over, before it is looked up."""
         name, computed = request.request_id, request.num_computed_tokens
-        if not self._closed or self._is_loaded(request, computed):
+        if not self._allowance.stops_admission or self._is_loaded(request, computed):
             return False
         if self._looks_on:
             asks = self._scheduler.connector is not None and not computed
@@ -100,9 +91,9 @@ class PrefillPermit:
         """
         own = queue is self._scheduler.waiting
         if not own and isinstance(skipped, RequestQueue):
-            skipped.prepend_request(queue.pop_request())
+            pass_over(queue, skipped)
         elif not own or self._looks_on:
-            self._set_aside.append((queue, queue.pop_request()))
+            self._set_aside.take(queue)
         else:
             return False
         return True
@@ -111,9 +102,7 @@ class PrefillPermit:
         """Ends the pass: what was taken goes back to the head of its queue."""
         if self._clipped:
             self.refusal = self._refused(self._clipped[-1][0])
-        while self._set_aside:
-            queue, request = self._set_aside.pop()
-            queue.prepend_request(request)
+        self._set_aside.put_back()
         unfinished = self._scheduler.requests
         self.looked_up = {
             name: tokens
@@ -153,40 +142,35 @@ class PrefillPermit:
             A number from 0, if the request is held, to num_new_tokens. What must not
             be cut is held or let pass whole.
         """
+        scheduler, allowance = self._scheduler, self._allowance
         waits = request.status != RequestStatus.RUNNING
-        if waits and self._scheduler.connector is not None:
+        if waits and scheduler.connector is not None:
             self.looked_up[request.request_id] = num_computed_tokens
         loaded = waits and self._is_loaded(request, num_computed_tokens)
-        budget, per_attended = self._budget_left, self.decision.cost_per_attended
-        if waits and self._closed and not loaded:
-            num_new_tokens = 0
-        elif self._scheduler.scheduler_config.enable_chunked_prefill and not loaded:
-            allowed = tokens_within(
-                *(budget, num_computed_tokens, num_new_tokens),
-                *(per_attended, self.decision.least),
-            )
+        allowed = num_new_tokens
+        if waits and allowance.stops_admission and not loaded:
+            allowed = 0
+        elif loaded or not scheduler.scheduler_config.enable_chunked_prefill:
+            allowance.take_whole(num_computed_tokens, num_new_tokens)
+        else:
+            allowed = allowance.take(num_computed_tokens, num_new_tokens)
             if 0 < allowed < num_new_tokens:
-                budget = 0  # what is left would be part of a token
                 # More than are left: from 0.25 on, a decode padded for its drafts.
                 padded = num_new_tokens > request.num_tokens - num_computed_tokens
                 if padded or self._is_uncut(request):
                     allowed = num_new_tokens
-            num_new_tokens = min(num_new_tokens, allowed)
-        if num_new_tokens == 0:
+        if not allowed:
             self._hold(request)
-        cost = cost_of(num_computed_tokens, num_new_tokens, per_attended)
-        self._budget_left = max(0, budget - cost)
-        self._clipped.append((request, num_computed_tokens, num_new_tokens))
-        return num_new_tokens
+        self._clipped.append((request, num_computed_tokens, allowed))
+        return allowed
 
     def clip_running(
         self, request: Request, num_new_tokens: int, others_run: bool
     ) -> int:
         """As `clip`, for a prompt in progress, which is never idle in a dummy step.
 
-        A dummy step is for ranks without requests: some models could read or write the
-        state of one that is there. So the prompt computes one token, or all if it must
-        not be cut, and is held all the same.
+        It then computes `least_tokens`, or all if it must not be cut, and counts as
+        held.
 
         Args:
             request: the prompt.
@@ -195,8 +179,9 @@ class PrefillPermit:
         """
         computed = request.num_computed_tokens
         allowed = self.clip(request, num_new_tokens, computed)
-        if not allowed and not others_run:
-            allowed = num_new_tokens if self._is_uncut(request) else 1
+        if not allowed and (allowed := least_tokens(others_run)):
+            if self._is_uncut(request):
+                allowed = num_new_tokens
             self._clipped[-1] = request, computed, allowed
         return allowed
 

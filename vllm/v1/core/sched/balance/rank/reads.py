@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the gate reads of upstream's scheduler, and how its releases differ."""
+"""What balance scheduling reads of upstream's scheduler, and how releases differ.
+
+Nothing is changed here; that is in `scheduler_writes`.
+"""
 
 import sys
 from bisect import bisect_left
@@ -16,7 +19,6 @@ from vllm.v1.core.sched.balance.core.pending import (
     Prompt,
     Refusal,
 )
-from vllm.v1.core.sched.balance.core.policies.order import ShortFirst
 from vllm.v1.core.sched.balance.core.policies.rows import Limits
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -30,7 +32,7 @@ _READY = RequestStatus.WAITING, RequestStatus.PREEMPTED
 
 
 class SchedulerReads:
-    """Reads queues and KV cache of a scheduler, decides nothing and changes nothing.
+    """Finds out which prompts the next step of a scheduler could compute.
 
     Blocks are counted in the groups of full attention alone. Without one, everything
     that has a slot is pending until upstream refuses it.
@@ -145,7 +147,7 @@ def in_turn(scheduler: "Scheduler") -> Iterable[Request]:
     ]
     if not is_later:
         return sorted(chain(*heaps), key=_TURN)
-    return chain(*(sorted(heap, key=_TURN) for heap in heaps))
+    return chain.from_iterable(sorted(heap, key=_TURN) for heap in heaps)
 
 
 def free_blocks(scheduler: "Scheduler") -> int:
@@ -157,27 +159,6 @@ def free_blocks(scheduler: "Scheduler") -> int:
 def num_waiting(scheduler: "Scheduler") -> int:
     """Requests that wait, for a slot or for something else."""
     return len(scheduler.waiting) + len(_looked_at_first(scheduler))
-
-
-def put_in_order(
-    scheduler: "Scheduler", order: ShortFirst, pending: Mapping[str, int]
-) -> None:
-    """Lets short prompts pass long ones in the queue of those that wait for a slot.
-
-    Those that were preempted stay in their places, and those that wait for something
-    else, or hold KV blocks, in their queue.
-
-    Args:
-        scheduler: one that serves first come first served.
-        order: of its rank.
-        pending: tokens to compute of those that were pending after the last step.
-    """
-    waiting = scheduler.waiting
-    first = [
-        "" if request.status is RequestStatus.PREEMPTED else request.request_id
-        for request in islice(waiting, len(pending))
-    ]
-    order.sort(waiting, first, pending, scheduler.requests)
 
 
 QUEUE_SAMPLE = 64
@@ -244,13 +225,3 @@ def max_admitted(scheduler: "Scheduler") -> int:
 def limits_of(scheduler: "Scheduler") -> Limits:
     """What other ranks must know of its configuration."""
     return Limits(max_admitted(scheduler), scheduler.max_num_scheduled_tokens)
-
-
-def keep_prefill_interval(scheduler: "Scheduler") -> None:
-    """Undoes what the scheduler concludes from requests that the gate has held.
-
-    From 0.24 on it takes waiting requests that are left over for the sign that
-    prefills cannot keep up, and ignores prefill_schedule_interval.
-    """
-    if hasattr(scheduler, "prefill_capacity_bound"):
-        scheduler.prefill_capacity_bound = False

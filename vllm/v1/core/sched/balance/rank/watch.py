@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Shows what a rank does, names ranks that do not answer, and ends orphans.
+"""Shows what a rank does, and names ranks that do not answer.
 
 Gloo says that a collective call failed, not whose fault it was, and a rank that waits
 in a collective call of the model is in nobody's time-out. So a thread of each rank
@@ -13,7 +13,7 @@ process (`/proc/PID/fd`), also when the process was stopped, and which goes with
 
     {"rank": 1, "size": 4, "doing": "exchange", "wave": 3, "step": 120,
      "since": 5100.25, "seen": 5130.50,
-     "stack": "wait(balance/group.py:80) < gather(…)"}
+     "stack": "receive(rank/group.py:198) < _receive(…)"}
 
 Its times are of `time.monotonic`, which is the same in all processes of a machine.
 """
@@ -21,17 +21,15 @@ Its times are of `time.monotonic`, which is the same in all processes of a machi
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch.distributed as dist
+from vllm.fixes.orphans import end_if_orphaned
 from vllm.logger import init_logger
 from vllm.utils.system_utils import kill_process_tree
 
@@ -247,7 +245,10 @@ class RankWatch:
         logger.error(
             "Data parallel balance: %s, and rank %d cannot finish its step without it "
             "after %g s. Ending rank %d.",
-            *(blame, self._rank, self._timeout, self._rank),
+            blame,
+            self._rank,
+            self._timeout,
+            self._rank,
         )
         try:
             self._tell_clients()
@@ -272,54 +273,3 @@ def _main_stack() -> str:
         found.append(f"{code.co_name}({file}:{frame.f_lineno})")
         frame = frame.f_back
     return " < ".join(found)
-
-
-def parent_is_gone() -> bool:
-    """Whether the process that started this one has ended.
-
-    For ranks and coordinators, which vLLM starts by fork or spawn. False in a process
-    that `multiprocessing` did not start. No pipe or signal tells it surely: processes
-    that the parent forks later hold the write ends of the earlier ones' pipes, and the
-    kernel's signal on a parent's death means the thread that forked.
-    """
-    parent = multiprocessing.parent_process()
-    return parent is not None and os.getppid() != parent.pid
-
-
-def end_if_orphaned() -> None:
-    """Ends this process, and those that it started, if its parent has ended.
-
-    A front-end that is killed tells nobody. Its ranks and its coordinator would live
-    on, with their memory, and forked ones with the socket on which clients connect.
-    """
-    if parent_is_gone():
-        logger.error(
-            "Data parallel balance: the process that started %s (pid %d) has ended "
-            "without stopping it. Ending it.",
-            *(multiprocessing.current_process().name, os.getpid()),
-        )
-        kill_process_tree(os.getpid())
-
-
-def end_with_parent() -> None:
-    """From now on this process ends when its parent has ended, also if it is killed."""
-
-    def watch() -> None:
-        while True:
-            end_if_orphaned()
-            time.sleep(_LONGEST_PERIOD_S)
-
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-@cache
-def untie_forked_signals() -> None:
-    """Makes processes that are forked from now on forget this one's event loop.
-
-    It hears of signals through a descriptor, which `fork` copies. When a rank has died,
-    the front-end ends the other engines and the coordinator by SIGTERM; with the copy
-    it takes each of these for a SIGTERM of its own, stops listening to its engines, and
-    waits for clients who wait for answers that nobody gives any more.
-    """
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

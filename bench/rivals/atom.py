@@ -1,0 +1,55 @@
+"""ATOM's coalescer: a prefill waits until all ranks together fill a step well enough.
+
+Written from its description (#1611, on by default there with several ranks), with its
+default numbers of 2026. Left out are its watermark of the KV cache's usage, which rows
+do not have, and its bound in milliseconds, which is off by default.
+"""
+
+from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
+from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+
+from . import HOLD
+
+TARGET_FILL = 0.7
+"""Of the steps of all ranks, that a release has to fill."""
+MAX_HOLD, MAX_HOLD_IN_PROMPT, STALLED = 30, 8, 3
+"""Steps that a hold may last, in the middle of a prompt, and with nothing new."""
+
+
+class AtomCoalescer:
+    """All ranks at once; they decide alike."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """A wave has ended."""
+        self._held = self._stalled = self._tokens = 0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """One decision for all ranks."""
+        if self._is_released(snapshot):
+            self.reset()
+            return OPEN
+        self._held += 1
+        return HOLD
+
+    def _is_released(self, snapshot: Snapshot) -> bool:
+        ranks = len(snapshot.step)
+        able = sum(map(bool, snapshot.pending))
+        if not able:
+            # Not open: a request that has come since would slip through alone.
+            return not any(snapshot.running)
+        if not any(snapshot.decoding) or self._held >= MAX_HOLD:
+            return True
+        in_prompt = any(map(int.__gt__, snapshot.running, snapshot.decoding))
+        if in_prompt and self._held >= MAX_HOLD_IN_PROMPT:
+            return True
+        if able < ranks:
+            return False
+        tokens = sum(map(min, snapshot.pending_tokens, snapshot.max_tokens))
+        if tokens >= TARGET_FILL * sum(snapshot.max_tokens):
+            return True
+        self._stalled = 0 if tokens > self._tokens else self._stalled + 1
+        self._tokens = tokens
+        return self._stalled >= STALLED

@@ -1,0 +1,81 @@
+"""What a row says in comparison with the last one; both gates make theirs here."""
+
+from balance.core.measure import Queues, RowMaker
+from balance.core.pending import Pending
+
+NOBODY = Pending({}, 0)
+
+
+def row(rows, now, pending=NOBODY, **fields):
+    counts = {"wave": 0, "step": 1, "queues": Queues(5, 3, 2), "ended": 0}
+    return rows.row(now=now, pending=pending, **counts | fields)
+
+
+def test_a_row_says_what_was_counted():
+    rows = RowMaker()
+    rows.end_step(1.0, prefilled=70, attended=900)
+    rows.end_step(1.25, prefilled=80, attended=1000)
+    pending = Pending({"a": 30, "b": 12}, 500)
+    found = row(rows, 1.25, pending, wave=3, step=4, ended=1, wish=9)
+    assert found._asdict() == {
+        "wave": 3,
+        "step": 4,
+        "running": 5,
+        "decoding": 3,
+        "ended": 1,
+        "waiting": 2,
+        "pending": 2,
+        "pending_tokens": 42,
+        "prefill_tokens": 80,
+        "step_time_us": 250_000,
+        "pending_age_us": 0,
+        "pending_attended": 500,
+        "prefill_attended": 1000,
+        "wish": 9,
+    }
+
+
+def test_a_step_begins_when_the_exchange_before_it_ends():
+    rows, found = RowMaker(), []
+    for now in (1.0, 2.0, 3.0):
+        rows.end_step(now, 0, 0)
+        found.append(row(rows, now).step_time_us)
+        rows.end_exchange(now + 0.75)
+    rows.forget_steps()
+    rows.end_step(9.0, 0, 0)
+    assert [*found, row(rows, 9.0).step_time_us] == [0, 250_000, 250_000, 0]
+
+
+def test_whoever_decoded_and_is_gone_has_ended():
+    rows = RowMaker()
+    assert rows.count_ended(["a", "b", "c"], {"a", "b", "c"}) == 0
+    assert rows.count_ended(["a"], {"a", "b"}) == 1, "b was preempted"
+    assert rows.count_ended([], {}) == 1
+    rows.count_ended(["a"], {"a"})
+    rows.reset()
+    assert rows.count_ended([], {}) == 0
+
+
+def test_pending_requests_grow_older_until_the_end_of_the_wave():
+    rows, first = RowMaker(), Pending({"a": 5}, 0)
+    ages = [row(rows, now, first).pending_age_us for now in (1.0, 2.0)]
+    both = Pending({"a": 5, "b": 7}, 0)
+    ages.append(row(rows, 4.0, both).pending_age_us)
+    ages.append(row(rows, 5.0, Pending({"b": 7}, 0)).pending_age_us)
+    assert ages == [0, 1_000_000, 3_000_000, 1_000_000]
+    rows.reset()
+    assert row(rows, 600.0, both).pending_age_us == 0
+
+
+def test_other_pending_requests_are_to_be_put_in_order():
+    rows = RowMaker()
+    for pending, is_sorted in (
+        (Pending({"a": 5}, 0), False),
+        (Pending({"a": 3}, 0), True),
+        (Pending({"b": 3}, 0), False),
+        (NOBODY, False),
+    ):
+        rows.is_sorted = True
+        row(rows, 1.0, pending)
+        assert rows.is_sorted is is_sorted
+        assert rows.pending == pending.tokens

@@ -1,0 +1,136 @@
+"""What measures real ranks goes on where it was, and says what was not run."""
+
+import json
+import statistics
+import sys
+
+import pytest
+
+import real
+import tables
+from balance_tools.demo import ranks
+
+VLLM = '''#!{python}
+"""Runs a turn of each policy, or predicts; a turn of 01 to 99 takes no time."""
+import json, os, sys, time
+from pathlib import Path
+words = sys.argv[3:]
+value = lambda name: words[words.index(name) + 1]
+folder = Path(value("--result-dir"))
+at = words.index("--policy") + 1
+policies = ["off", "cap", "align", "adaptive"]
+assert words[at:at + 4] == policies
+if words[0] == "simulate":
+    runs = [{{"mean_e2el_ms": 10.0}}]
+    found = [{{"policy": each, "runs": runs}} for each in policies]
+    (folder / "predicted.json").write_text(json.dumps({{"results": found}}))
+    sys.exit()
+(folder / "turns").mkdir(parents=True, exist_ok=True)
+rounds = int(value("--rounds"))
+for number in range(4 * rounds):
+    turn = folder / "turns" / f"{{number + 1:02}}-{{policies[number % 4]}}.json"
+    if not turn.exists():
+        saved = {{"start_times": [0.0] * 16 + [10.0] * 12 + [20.0] * 12}}
+        turn.write_text(json.dumps(saved))
+        time.sleep(1)
+runs = {{each: [9.0] * rounds for each in {figures}}}
+ratios = {{"mean_e2el_ms": {{"mean": 0.9, "low": 0.8, "high": 1.0}}}}
+report = {{
+    "date": "2026-11-28", "requests": 40, "exchange_us": 2000.0,
+    "versions": {{"balance": "abc"}}, "waiting_share": {{"off": 0.2, "adaptive": None}},
+    "learned_seconds": dict.fromkeys(["decode", "own", "shared", "padding"], 0.05),
+    "policies": {{each: {{"runs": runs, "ratios": ratios}} for each in policies}},
+}}
+(folder / "report").mkdir(exist_ok=True)
+(folder / "report" / "report.json").write_text(json.dumps(report))
+'''
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """One whose server takes a second for a turn, and whose models are there."""
+    program = tmp_path / "bin/vllm"
+    program.parent.mkdir()
+    program.write_text(VLLM.format(python=sys.executable, figures=real.FIGURES))
+    program.chmod(0o755)
+    monkeypatch.setattr(ranks, "make_model", lambda *_: tmp_path)
+    python = program.with_name("python")
+    return lambda minutes: real.Bench(python, tmp_path / "kept", 2, 1, minutes)
+
+
+def no_bar():
+    """Counts nothing."""
+
+
+def test_no_turn_begins_after_the_time_and_none_is_lost(bench):
+    cell, soon = real.Cell(), bench(0.01)
+    assert not soon.make(cell, 1, no_bar)
+    kept = [path.name for path in real.results_in(soon.path(cell))]
+    assert kept[:1] == ["01-off.json"]
+    assert len(kept) < 4
+    assert soon.summary(cell)["rounds"] == 0, "of whole rounds alone something is said"
+    turns = []
+    assert bench(1).make(cell, 1, lambda: turns.append(1))
+    assert len(turns) == 4 - len(kept)
+    assert bench(1).summary(cell)["rounds"] == 1
+
+
+def test_a_trace_comes_at_its_times_with_what_off_serves_with_all_slots(bench):
+    full, late = real.Cell("Azure conv"), real.Cell("Azure conv", 0.9)
+    assert not bench(1).make(late, 1, no_bar), "nobody knows yet what off serves"
+    assert bench(1).make(full, 1, no_bar)
+    assert bench(1).make(late, 1, no_bar)
+    trace = bench(1).path(late).with_suffix(".jsonl")
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    # 24 of 40 requests of `off` were sent in 20 s as others ended.
+    assert 39 / rows[-1]["timestamp"] == pytest.approx(0.9 * 24 / 20, rel=0.01)
+    assert rows[0]["timestamp"] == 0
+    own = real.rows_of(real.WINDOWS["Azure conv"], 40)
+    assert rows[0]["input_length"] == own[0].prompt // 4
+    assert statistics.fmean(len(row["hash_ids"]) for row in rows) > 10
+    shared = [set(row["hash_ids"]) & set(rows[0]["hash_ids"]) for row in rows[1:]]
+    assert not any(shared)
+
+
+def test_prompts_of_a_trace_are_as_long_as_it_says(tmp_path):
+    """vLLM makes as many tokens as the hash ids stand for, and no more than asked."""
+    for name, window in real.WINDOWS.items():
+        real.write_trace(tmp_path / name, window, 80, 1.0)
+        lines = (tmp_path / name).read_text().splitlines()
+        for row in map(json.loads, lines):
+            assert len(row["hash_ids"]) * real.CHUNK >= row["input_length"]
+
+
+def test_the_table_says_what_was_not_run(bench):
+    cells = [real.Cell(), real.Cell("Mooncake", 0.9, asynchronous=True)]
+    assert bench(1).make(cells[0], 3, no_bar)
+    found = json.loads(json.dumps([bench(1).summary(cell) for cell in cells]))
+    page = "<!-- table real -->\n<!-- end -->\n<!-- table real_costs -->\n<!-- end -->"
+    filled = tables.filled(page, {"real": {"cells": found}})
+    first = "| 80–720 → 10–86; all slots; synchronous | 0.0 |"
+    assert f"{first} 0.90 (0.80–1.00) / 1.00 |" in filled
+    assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
+    late = "| Mooncake, lengths / 32; 90 %; asynchronous | not run |  |  |  |"
+    assert late in filled
+    assert "| 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
+
+
+def test_what_is_known_is_written_whenever_a_cell_is_done(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
+    monkeypatch.setattr(tables, "fill", lambda _: None)
+    cells = [real.Cell(), real.Cell("Mooncake")]
+    assert real.write(bench(1), cells) == 0
+    assert not real.RESULT.exists()
+    assert bench(1).make(cells[0], 1, no_bar)
+    assert real.write(bench(1), cells) == 1
+    found = json.loads(real.RESULT.read_text(encoding="utf-8"))
+    assert [cell["rounds"] for cell in found["cells"]] == [1, 0]
+    assert found["machine"] == ranks.machine()
+    assert found["versions"] == {"balance": "abc"}
+
+
+def test_each_cell_is_run_once_before_any_is_three_times():
+    every = list(real.cells())
+    assert real.pieces(every) == [(cell, n) for n in (1, 3) for cell in every]
+    assert len(set(every)) == len(every)
+    assert {cell.dense_layers for cell in every} == {0, 3, 5}

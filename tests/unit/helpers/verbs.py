@@ -1,0 +1,10 @@
+"""A verb of `vllm bench dp-balance`, in the process of the test."""
+
+import argparse
+
+
+def run(verb: object, *arguments: str) -> None:
+    """Runs a verb, the module of which is given, with these arguments."""
+    parser = argparse.ArgumentParser()
+    verb.add_cli_args(parser)  # type: ignore[attr-defined]
+    verb.main(parser.parse_args(arguments))  # type: ignore[attr-defined]

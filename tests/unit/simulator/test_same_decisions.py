@@ -1,0 +1,91 @@
+"""Decisions are the same on every host: what IEEE 754 fixes does not depend on Python.
+
+Recorded is a hash of all decisions, and of all bits of what was learned, on three
+simulated servers; lengths and times of the requests are read, not drawn, because C
+libraries differ in logarithms. If the policies were changed on purpose, put the new
+hash here once it is the same on two Pythons.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from vllm.benchmarks.dp_balance.policies import make_controller
+from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
+from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
+from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
+from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+
+A2 = replace(PRESETS["a2-dp4-tp4"], a=60e-6, c=0.0, drafter=0.0, noise=0.1)
+"""As the preset was when they were recorded."""
+CODE = Path(__file__).parents[3] / "bench" / "traces" / "azure_2023_code.csv"
+SERVED = {
+    "a trace": Scenario(
+        RankLimits(4, 8, 4096),
+        A2,
+        Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
+        ClientTraffic(self_timed=True, rate_multiplier=2.0),
+    ),
+    "long prompts": Scenario(
+        RankLimits(4, 8, 4096, acceptance_rates=(0.85, 0.65)),
+        A2,
+        Workload(40, "20000", "400"),
+        ClientTraffic(max_concurrency=10),
+    ),
+    "a full cache": Scenario(
+        RankLimits(4, 32, 4096, kv_blocks=700),
+        A2,
+        Workload(400, trace=CODE, timed_trace=TimedTrace(start=0.0)),
+        ClientTraffic(self_timed=True, rate_multiplier=9.0),
+        async_scheduling=True,
+    ),
+}
+REASONS = {
+    "decodes_first",
+    "gain",
+    "hold_bound",
+    "idle",
+    "learn",
+    "losing",
+    "waiting_cost",
+}
+RECORDED = {
+    "a trace": "17283d1c3b639e75",
+    "long prompts": "b1205ac84d45f51b",
+    "a full cache": "85719c9cb74abbfb",
+}
+
+
+class Recording:
+    """Decides as a policy does, and writes it down, bit by bit."""
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.reset = policy.reset
+        self.decisions, self.texts = [], []
+
+    def decide(self, snapshot):
+        decision = self._policy.decide(snapshot)
+        self.decisions.append(decision)
+        learned = self._policy.learned
+        floats = decision.cost_per_attended, *(learned.cost if learned else ())
+        self.texts.append(repr([*decision[:3], *map(float.hex, map(float, floats))]))
+        return decision
+
+
+def test_recorded_decisions_are_taken_again():
+    made = []
+
+    def recorded(in_flight):
+        made.append(Recording(make_controller("adaptive", in_flight)))
+        return made[-1]
+
+    for served in SERVED.values():
+        simulate(served, "adaptive", 1, controllers={"adaptive": recorded})
+    texts = ["".join(one.texts).encode() for one in made]
+    hashes = [hashlib.sha256(text).hexdigest()[:16] for text in texts]
+    assert dict(zip(SERVED, hashes, strict=True)) == RECORDED
+    decisions = [each for one in made for each in one.decisions]
+    assert {each.reason for each in decisions} == REASONS
+    assert {each.cost_per_attended > 0 for each in decisions} == {True, False}

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Ends processes whose parent has ended, and keeps its signals out of forked ones.
+
+A front-end that is killed tells nobody: upstream's ranks and coordinator live on.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from functools import cache
+
+from vllm.logger import init_logger
+from vllm.utils.system_utils import kill_process_tree
+
+logger = init_logger(__name__)
+
+_PERIOD_S = 0.5
+
+
+def parent_is_gone() -> bool:
+    """Whether the process that started this one has ended.
+
+    For ranks and coordinators, which vLLM starts by fork or spawn. False in a process
+    that `multiprocessing` did not start. No pipe or signal tells it surely: processes
+    that the parent forks later hold the write ends of the earlier ones' pipes, and the
+    kernel's signal on a parent's death means the thread that forked.
+    """
+    parent = multiprocessing.parent_process()
+    return parent is not None and os.getppid() != parent.pid
+
+
+def end_if_orphaned() -> None:
+    """Ends this process, and those that it started, if its parent has ended.
+
+    A front-end that is killed tells nobody. Its ranks and its coordinator would live
+    on, with their memory, and forked ones with the socket on which clients connect.
+    """
+    if parent_is_gone():
+        logger.error(
+            "Data parallel balance: the process that started %s (pid %d) has ended "
+            "without stopping it. Ending it.",
+            multiprocessing.current_process().name,
+            os.getpid(),
+        )
+        kill_process_tree(os.getpid())
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when its parent has ended, also if it is killed."""
+
+    def watch() -> None:
+        while True:
+            end_if_orphaned()
+            time.sleep(_PERIOD_S)
+
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+@cache
+def untie_forked_signals() -> None:
+    """Makes processes that are forked from now on forget this one's event loop.
+
+    It hears of signals through a descriptor, which `fork` copies. When a rank has died,
+    the front-end ends the other engines and the coordinator by SIGTERM; with the copy
+    it takes each of these for a SIGTERM of its own, stops listening to its engines, and
+    waits for clients who wait for answers that nobody gives any more.
+    """
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
