@@ -72,7 +72,7 @@ def _serve(paths: Paths) -> Iterator[str]:
 
 def _parsers(root: Path) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Each verb of our commands, and its parser."""
-    sys.path += [str(root / "bench"), str(root / "tests/unit/helpers")]
+    sys.path.append(str(root / "bench"))
     importlib.import_module("pure_vllm")  # parsers need no engine
     bench = argparse.ArgumentParser()
     importlib.import_module("vllm.benchmarks.dp_balance.cli").add_cli_args(bench)
