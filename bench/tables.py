@@ -141,15 +141,23 @@ def usual(results: Results) -> list[Cell]:
     return select(results["regimes"]["cells"], regime=USUAL)
 
 
+WHOSE = (
+    "our dispatch alone",
+    "align, vLLM's dispatch",
+    "align",
+    "align, our order",
+    "adaptive, in order, vLLM's dispatch",
+    "adaptive, vLLM's dispatch",
+    "adaptive, in order",
+    "adaptive",
+)
+
+
 def whose(results: Results) -> Rows:
     """What rule, dispatch and order bring, one after the other."""
     cells = usual(results)
     rows: Rows = [["served", "latency over `off`", "lead", "worst", "behind"]]
-    for name in (
-        *("our dispatch alone", "align, vLLM's dispatch", "align", "align, our order"),
-        *("adaptive, in order, vLLM's dispatch", "adaptive, vLLM's dispatch"),
-        *("adaptive, in order", "adaptive"),
-    ):
+    for name in WHOSE:
         leads = [lead(cell, name) for cell in cells]
         rows.append(
             [
