@@ -93,7 +93,14 @@ def make_scheduler(
     )
 
 
-def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters):
+def give_gate(
+    scheduler,
+    policy,
+    exchange=None,
+    short_first=False,
+    sends_early=False,
+    **parameters,
+):
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
@@ -102,6 +109,7 @@ def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters)
         BalanceStats(policy=policy),
         partial(create_policy, parameters=parameters),
         [policy] if short_first else (),
+        sends_early,
     )
     scheduler.balance_gate = gate
     return gate

@@ -132,6 +132,49 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     assert step(scheduler).num_scheduled_tokens == {"held": 10}
 
 
+class Noting(OtherRank):
+    """Notes which group was joined, and when the row was sent and received."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def join(self, group, *arguments, **options):
+        super().join(group, *arguments, **options)
+        self.told.append(group)
+
+    def send(self, row):
+        super().send(row)
+        self.told.append("send")
+
+    def receive(self):
+        self.told.append("receive")
+        return super().receive()
+
+
+def test_a_row_that_was_sent_early_is_dropped_with_the_group(scheduler):
+    """After a repaired fault: no other rank of the new group knows of that row."""
+    exchange = Noting()
+    gate = give_gate(scheduler, "cap", exchange, sends_early=True)
+    core = SimpleNamespace(
+        dp_group="first",
+        engines_running=True,
+        current_wave=0,
+        step_counter=1,
+        _send_engine_dead=print,
+    )
+    scheduler.add_request(make_request("runs", 10, 50))
+    for group in ("first", "second"):
+        core.dp_group = group
+        step(scheduler)
+        gate.send_for(core)
+        gate.exchange_for(core)
+        gate.send_for(core)
+        gate.reset()
+    once = ["send", "receive", "send"]
+    assert exchange.told == ["first", *once, "second", *once]
+
+
 def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config):
     before = {*threading.enumerate()}
     scheduler = make_scheduler(config)

@@ -5,9 +5,10 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
+import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance import group as balance_group
 from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row
+from vllm.v1.core.sched.balance.rank import group as balance_group
 from vllm.v1.core.sched.balance.rank.group import RowExchange, identity_of
 
 from schedulers import engine_config
@@ -31,9 +32,9 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
     assert len({config.parallel_config.compute_hash() for config in configs}) == 1
     other = engine_config(moe_model, data_parallel_size=2, enable_expert_parallel=True)
     assert other.compute_hash() != configs[0].compute_hash()
-    found = [identity_of(config.parallel_config) for config in configs]
-    version = f"(balance code {balance_group.code_version()})"
-    assert found == [
+    version = f"(balance code {balance_group.code_version()}, "
+    version += "steps in flight 2, rows sent after a step)"
+    assert [identity_of(config) for config in configs] == [
         "--data-parallel-balance off",
         f"--data-parallel-balance cap {version}",
         f"--data-parallel-balance adaptive {version}",
@@ -41,24 +42,52 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
     ]
 
 
-def test_an_edit_of_any_file_is_another_version_wherever_they_are(tmp_path):
-    folder = Path(balance_group.__file__).parent
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"async_scheduling": True},  # then two steps are in flight
+        {"data_parallel_size_local": 1},  # then rows are sent before their step
+        {"data_parallel_dispatch": "tokens"},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_ranks_that_would_exchange_or_decide_differently_are_not_alike(
+    moe_model, difference
+):
+    common = {
+        "data_parallel_size": 2,
+        "data_parallel_balance": "adaptive",
+        "async_scheduling": False,
+    }
+    one, other = (
+        identity_of(engine_config(moe_model, **common | more))
+        for more in ({}, difference)
+    )
+    assert one != other
+
+
+def test_an_edit_of_what_decides_is_another_version_wherever_the_files_are(tmp_path):
+    """Not one of what a front-end does, nor of an option's text: they may differ."""
+    folder = Path(balance_group.__file__).parents[1]
     hidden = shutil.ignore_patterns("__pycache__")
     copy = shutil.copytree(folder, tmp_path / "copy", ignore=hidden)
 
     def version():
-        spec = importlib.util.spec_from_file_location("copied", copy / "group.py")
+        spec = importlib.util.spec_from_file_location("copied", copy / "rank/group.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.code_version()
 
-    versions = {version()}
+    versions, rooms = {version()}, set()
     assert versions == {balance_group.code_version()}
     for path in copy.rglob("*.py"):
         with path.open("a") as file:
             file.write("\n")
-        assert version() not in versions, path
+        room = path.relative_to(copy).parts[0]
+        assert (version() in versions) is (room not in ("core", "rank")), path
         versions.add(version())
+        rooms.add(room)
+    assert rooms == {"__init__.py", "core", "front", "options.py", "rank"}
 
 
 def run_rank(rank, port, identity, answers):

@@ -39,7 +39,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
     )
     log = refusal(ServeProcess(tmp_path, "first", moe_model, *common, *port), second)
     log += second.log.read_text()
-    assert re.search(r"rank (\d) has [^(]+\(balance code \w+\), rank (?!\1)", log)
+    assert re.search(r"rank (\d) has [^(]+\(balance code [^)]+\), rank (?!\1)", log)
 
 
 def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model, tmp_path):

@@ -19,7 +19,7 @@ the lines of the patch that call it, then the function, its line here and its te
 | survival.check_resize | survival.patch | not reported | all |
 | timeouts.timeout_of | server_end, rank.gate | it serves the others | |
 
-The patches are `data-parallel-balance-…`, and `rank` is the room of the balance package.
+The patches are `data-parallel-balance-…`; `rank` is a room of the balance package.
 Numbers are of issues and pull requests of vllm-project/vllm. Two fixes are a line in a
 patch alone: the exit status of a host without an API server (ending.patch, not
 reported), and a resume of ranks that are not paused (survival.patch, #55229, open).

@@ -1,14 +1,21 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
 import math
+import random
 
 import pytest
-from balance.core.policies.adaptive import Adaptive
+from balance.core.policies.adaptive import (
+    Adaptive,
+    Waits,
+    _decodes_first,
+    _slack,
+    _wait,
+)
 from balance.core.policies.decision import OPEN
 from balance.core.policies.flow import Flow
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
 
 DECODE = running(6)
 
@@ -165,14 +172,13 @@ def test_old_requests_go_sooner_than_new_ones():
 
 def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
     """Else its own age is the usual one, and it is held until others come."""
-    policy, seconds, waiting = learned(), 0.04, []
+    waits, seconds, waiting = Waits(), 0.04, []
     for step in range(400):
         lone = step % 2
         age, count = (10.0, 1) if lone else (1.0, 9)
         rows = [running(6, pending=count, pending_age_us=int(age * 1e6))] * 4
-        policy._waiting = [0.0] * 4
-        policy._wait(snapshot(rows), seconds)
-        waiting.append(policy._waiting[0] / seconds)
+        waits = _wait(waits._replace(waiting=()), snapshot(rows), seconds)
+        waiting.append(waits.waiting[0] / seconds)
     assert sum(waiting[-20:]) == pytest.approx(10 * (9 + 1), rel=0.02)
     assert waiting[-1] > 5
 
@@ -181,10 +187,7 @@ def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
 def test_slack_costs_the_mean_what_it_may(load, stretch):
     """0.4 % of it with all slots in use, if all that prefills take goes with the cycle;
     the cycle goes with the root of what waiting weighs."""
-    policy = Adaptive()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Flow, "stretch", stretch)
-        shorter = (1 + policy._slack(load)) ** 0.5
+    shorter = (1 + _slack(load, stretch)) ** 0.5
     lost = (stretch - 1) * ((shorter + 1 / shorter) / 2 - 1)
     assert lost == pytest.approx(0.004 / max(load, 0.07))
 
@@ -211,7 +214,7 @@ def test_a_rank_that_runs_nothing_waits_for_the_others(rows):
 def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
     """But for the step in which in a closed loop those come who ended in the last."""
     policy = learned()
-    monkeypatch.setattr(Flow, "is_closed", replaced)
+    monkeypatch.setattr(Flow, "is_replaced", replaced)
     rows = snapshot([running(1, pending=1, decoding=0), IDLE, IDLE])
     policy.decide(snapshot([DECODE, IDLE, IDLE]))
     first = policy.decide(rows)
@@ -222,11 +225,11 @@ def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
 def about_to_end(monkeypatch, ending, queued, replaced=False):
     """Whether a due release of one request per rank, of 40, is held for decodes."""
     monkeypatch.setattr(Flow, "ending", ending)
-    monkeypatch.setattr(Flow, "is_closed", replaced)
-    policy = learned()
+    monkeypatch.setattr(Flow, "is_replaced", replaced)
+    known = learned().state.known
     row = running(40, pending=1, max_running=41)
     rows = snapshot([row._replace(waiting=1 + queued)] * 4)
-    return policy._decodes_first(rows, 100, policy._learner.cost)
+    return _decodes_first(known.flow, known.cost, [100] * 4, rows)
 
 
 def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch):
@@ -243,6 +246,24 @@ def test_a_request_that_comes_rarely_is_held_as_well():
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
     decision = learned().decide(snapshot([DECODE] * 4))
     assert decision[:3] == (False, 0, "waiting_cost")
+
+
+def test_it_goes_on_from_a_state_that_was_kept():
+    policy, ranks, rng = Adaptive(), Ranks(4), random.Random(1)
+    kept, shown, decisions = policy.state, [], []
+    for number in range(400):
+        if number == 200:
+            kept = policy.state
+            shown, decisions = [], []
+        if number % 2:
+            ranks.arrive(rng.randrange(4), rng.randint(1, 900), rng.randint(1, 60))
+        shown.append(ranks.snapshot())
+        decisions.append(policy.decide(shown[-1]))
+        ranks.advance(decisions[-1])
+    assert {"gain", "waiting_cost"} <= {decision.reason for decision in decisions}
+    last, policy.state = policy.state, kept
+    assert [policy.decide(rows) for rows in shown] == decisions
+    assert policy.state == last
 
 
 def test_a_released_rank_pays_its_rent():
@@ -264,9 +285,9 @@ def test_the_end_of_a_wave_clears_the_rent_but_not_the_costs():
 
 def test_the_first_step_of_a_wave_teaches_nothing():
     policy = learned()
-    cost = policy._learner.cost
+    cost = policy.learned.cost
     policy.decide(snapshot([DECODE._replace(step_time_us=0, prefill_tokens=50)] * 4))
-    assert policy._learner.cost == cost
+    assert policy.learned.cost == cost
 
 
 @pytest.mark.parametrize("rate", [3, 12, 30])

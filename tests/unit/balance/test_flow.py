@@ -7,7 +7,7 @@ DECODE = 0.04
 
 
 def observe(
-    decodes,
+    flow,
     decoding,
     prefilled=0,
     seconds=DECODE,
@@ -17,78 +17,78 @@ def observe(
 ):
     """A step; all requests decode, and who is missing has ended, if nothing is said."""
     requests = decoding if requests is None else requests
-    ended = max(0, decodes.decoding - decoding) if ended is None else ended
-    decodes.observe(requests, decoding, ended, prefilled, seconds, decode)
+    ended = max(0, flow.decoding - decoding) if ended is None else ended
+    return flow.observe(requests, decoding, ended, prefilled, seconds, decode)
 
 
 def test_requests_that_end_are_counted_in_steps_without_prefill_alone():
-    decodes = Flow()
-    observe(decodes, 100)
-    observe(decodes, 98)
-    assert decodes.ending == pytest.approx(0.02)
-    observe(decodes, 150, prefilled=900, seconds=0.5)
-    assert decodes.ending == pytest.approx(0.02)
+    flow = Flow()
+    flow = observe(flow, 100)
+    flow = observe(flow, 98)
+    assert flow.ending == pytest.approx(0.02)
+    flow = observe(flow, 150, prefilled=900, seconds=0.5)
+    assert flow.ending == pytest.approx(0.02)
 
 
 def test_the_end_of_a_wave_is_not_taken_for_requests_that_end():
-    decodes = Flow()
-    observe(decodes, 100)
-    decodes.reset()
-    observe(decodes, 10)
-    assert decodes.ending == 0.0
+    flow = Flow()
+    flow = observe(flow, 100)
+    flow = flow.next_wave()
+    flow = observe(flow, 10)
+    assert flow.ending == 0.0
 
 
 @pytest.mark.parametrize("unknown", [0, 100])
 def test_stretch_is_the_time_that_passes_while_a_request_decodes_for_a_second(unknown):
     """Also of steps before it was known what a decode takes."""
-    decodes = Flow()
+    flow = Flow()
     for step in range(400):
         prefill = step % 2
         known = None if step < unknown else DECODE
-        observe(decodes, 50, prefill * 900, 0.12 if prefill else DECODE, known)
-    assert decodes.stretch == pytest.approx(2.0, rel=1e-3)
+        flow = observe(flow, 50, prefill * 900, 0.12 if prefill else DECODE, known)
+    assert flow.stretch == pytest.approx(2.0, rel=1e-3)
 
 
 def test_both_follow_a_traffic_that_changes():
-    decodes = Flow()
+    flow = Flow()
     for share in (0.5, 0.05):
         for _ in range(3000):
-            decodes.reset()
-            observe(decodes, 100)
-            observe(decodes, round(100 * (1 - share)))
-            observe(decodes, 100, 900, DECODE + share)
-    assert decodes.ending == pytest.approx(0.05, rel=0.05)
-    assert decodes.stretch == pytest.approx((0.08 + 0.09) / 0.12, rel=0.05)
+            flow = flow.next_wave()
+            flow = observe(flow, 100)
+            flow = observe(flow, round(100 * (1 - share)))
+            flow = observe(flow, 100, 900, DECODE + share)
+    assert flow.ending == pytest.approx(0.05, rel=0.05)
+    assert flow.stretch == pytest.approx((0.08 + 0.09) / 0.12, rel=0.05)
 
 
 def test_short_answers_are_forgotten_once_none_ends_where_many_should():
     """Else a lone request waits long for decodes that do not end."""
-    decodes = Flow()
+    flow = Flow()
     for _ in range(300):
-        decodes.reset()
-        observe(decodes, 100)
-        observe(decodes, 50)
-    assert decodes.ending == pytest.approx(0.5)
+        flow = flow.next_wave()
+        flow = observe(flow, 100)
+        flow = observe(flow, 50)
+    assert flow.ending == pytest.approx(0.5)
     for _ in range(200):
-        observe(decodes, 10)
-    assert decodes.ending < 0.05
+        flow = observe(flow, 10)
+    assert flow.ending < 0.05
 
 
 def test_who_is_preempted_has_not_ended():
     """Nor was it replaced: the queue is as long as before."""
     flow = Flow()
     for _ in range(50):
-        observe(flow, 10)
-        observe(flow, 9, requests=10, ended=0)
-        observe(flow, 10, prefilled=500, seconds=0.1)
+        flow = observe(flow, 10)
+        flow = observe(flow, 9, requests=10, ended=0)
+        flow = observe(flow, 10, prefilled=500, seconds=0.1)
     assert flow.ending == 0.0
-    assert not flow.is_closed
+    assert not flow.is_replaced
 
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
     """One that comes in the step after; in an open one they come during prefills."""
-    decodes, decoding, requests = Flow(), 40, 40
+    flow, decoding, requests = Flow(), 40, 40
     for step in range(300):
         prefill = step % 8 == 0
         joined = requests - decoding if prefill else 0
@@ -96,5 +96,5 @@ def test_in_a_closed_loop_whoever_ends_is_replaced(closed):
         decoding += joined - 2
         requests += came - 2
         seconds = 0.5 if prefill else DECODE
-        observe(decodes, decoding, 900 * prefill, seconds, requests=requests)
-    assert decodes.is_closed is closed
+        flow = observe(flow, decoding, 900 * prefill, seconds, requests=requests)
+    assert flow.is_replaced is closed

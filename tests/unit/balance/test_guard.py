@@ -5,7 +5,7 @@ import math
 
 import pytest
 from balance.core.policies import POLICIES, create_policy
-from balance.core.policies.cost import CostLearner, StepCost
+from balance.core.policies.cost import CostFit, StepCost
 from balance.core.policies.decision import Decision
 from balance.core.policies.guard import Guard
 from hypothesis import given, settings
@@ -197,7 +197,7 @@ WRONG = [
 @pytest.mark.parametrize("cost", [*WRONG, StepCost(1e9, 1e9, 1e9, 1e9, 1e9)])
 def test_costs_that_were_learned_wrong_hold_no_request_longer(cost, monkeypatch):
     """On the served model: with another one, and among twelve in prefills of 0.22 s."""
-    monkeypatch.setattr(CostLearner, "cost", property(lambda _: cost))
+    monkeypatch.setattr(CostFit, "cost", property(lambda _: cost))
     for others in (1, 12):
         policy, ranks = create_policy("adaptive"), Ranks(4)
         for number in range(others):

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from balance.core.policies.cost import CostLearner, StepCost
+from balance.core.policies.cost import CostFit, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,28 +35,28 @@ def steps(cost, count, seed=1, noise=0.0):
     ],
 )
 def test_finds_the_cost_of_the_device(cost, noise):
-    learner = CostLearner()
+    fit = CostFit()
     for step in steps(cost, 3000, noise=noise):
-        learner.observe(*step)
-    assert learner.cost.decode == pytest.approx(cost.decode, rel=0.03)
+        fit = fit.observe(*step)
+    assert fit.cost.decode == pytest.approx(cost.decode, rel=0.03)
     scale = 0.05 * (cost.own + cost.shared) + 0.05 * cost.decode
-    assert learner.cost.own == pytest.approx(cost.own, abs=scale)
-    assert learner.cost.shared == pytest.approx(cost.shared, abs=2 * scale)
-    assert learner.cost.padding == pytest.approx(cost.padding, abs=2 * scale)
-    assert learner.cost.fixed == pytest.approx(cost.fixed, abs=scale)
+    assert fit.cost.own == pytest.approx(cost.own, abs=scale)
+    assert fit.cost.shared == pytest.approx(cost.shared, abs=2 * scale)
+    assert fit.cost.padding == pytest.approx(cost.padding, abs=2 * scale)
+    assert fit.cost.fixed == pytest.approx(cost.fixed, abs=scale)
 
 
 @pytest.mark.parametrize("first", [0.04, 3.0])
 def test_what_was_seen_before_the_first_decode_step_counts(first):
     """That one may be a slow one, which is found once there are others."""
-    learner = CostLearner()
+    fit = CostFit()
     for most in (0.5, 0.3, 0.4) * 9:
-        learner.observe(0.04 + most, most, mean=most / 2, idle=0.5)
-    assert learner.cost is None
+        fit = fit.observe(0.04 + most, most, mean=most / 2, idle=0.5)
+    assert fit.cost is None
     for seconds in (first, 0.04):
-        learner.observe(seconds, most=0.0, mean=0.0, idle=1.0)
-    assert learner.cost.decode == 0.04
-    assert learner.cost.prefill_seconds(0.4, 0.2, 0.5) == pytest.approx(0.4, rel=0.1)
+        fit = fit.observe(seconds, most=0.0, mean=0.0, idle=1.0)
+    assert fit.cost.decode == 0.04
+    assert fit.cost.prefill_seconds(0.4, 0.2, 0.5) == pytest.approx(0.4, rel=0.1)
 
 
 @given(
@@ -65,12 +65,12 @@ def test_what_was_seen_before_the_first_decode_step_counts(first):
     )
 )
 def test_costs_are_never_negative_nor_without_bound(observations):
-    learner = CostLearner()
-    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    fit = CostFit()
+    fit = fit.observe(0.04, most=0.0, mean=0.0, idle=1.0)
     longest = slowest = 0.04
     for seconds, most, share, idle in observations:
-        learner.observe(seconds, most, most * share, (1 - share) * idle)
-        decode, fixed, *others = learner.cost
+        fit = fit.observe(seconds, most, most * share, (1 - share) * idle)
+        decode, fixed, *others = fit.cost
         assert min(decode, fixed, *others) >= 0
         longest, slowest = max(longest, decode), max(slowest, seconds)
         assert fixed <= longest, "a decode step when it was learned"
@@ -85,45 +85,45 @@ LOADS = [(0.2, 0.2, 0.0), (0.2, 0.2 / 8, 7 / 8)]
 @pytest.mark.parametrize("first", [0.0001, 0.5, 2.0, 60.0])
 def test_a_first_decode_that_is_not_like_the_others_is_forgotten(load, first):
     """Compilation, graph capture, garbage collection; or a clock that stumbles."""
-    learner, rng = CostLearner(), random.Random(5)
+    fit, rng = CostFit(), random.Random(5)
     true = StepCost(0.04, 0.03, own=0.9, shared=0.0)
-    learner.observe(first, most=0.0, mean=0.0, idle=1.0)
+    fit = fit.observe(first, most=0.0, mean=0.0, idle=1.0)
     for step in range(100):
         share = rng.uniform(0.2, 1.5)
         most, mean, idle = load[0] * share, load[1] * share, load[2]
         if step % 2:
             most, mean, idle = 0.0, 0.0, 1.0
         seconds = 0.04 + (true.prefill_seconds(most, mean, idle) if most else 0.0)
-        learner.observe(seconds * rng.uniform(0.97, 1.03), most, mean, idle)
-    assert learner.cost.decode == pytest.approx(0.04, rel=0.03)
+        fit = fit.observe(seconds * rng.uniform(0.97, 1.03), most, mean, idle)
+    assert fit.cost.decode == pytest.approx(0.04, rel=0.03)
     for name in ("waste", "prefill_seconds"):
-        known = getattr(learner.cost, name)(*load)
+        known = getattr(fit.cost, name)(*load)
         assert known == pytest.approx(getattr(true, name)(*load), rel=0.1, abs=0.005)
 
 
 @pytest.mark.parametrize("outlier", [2.0, 60.0, 1e5])
 def test_one_step_in_fifty_that_takes_much_longer_changes_little(outlier):
-    learner = CostLearner()
+    fit = CostFit()
     true = StepCost(decode=0.04, fixed=0.02, own=0.9, shared=0.0)
     for number, (seconds, *load) in enumerate(steps(true, 3000)):
-        learner.observe(outlier if number % 50 == 0 else seconds, *load)
-    assert learner.cost.decode == pytest.approx(0.04, rel=0.01)
-    assert learner.cost.own == pytest.approx(0.9, rel=0.1)
-    assert learner.set_backs == 0
+        fit = fit.observe(outlier if number % 50 == 0 else seconds, *load)
+    assert fit.cost.decode == pytest.approx(0.04, rel=0.01)
+    assert fit.cost.own == pytest.approx(0.9, rel=0.1)
+    assert fit.set_backs == 0
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 20.0])
 def test_costs_that_change_for_good_are_noticed_and_learned_anew(factor):
-    learner = CostLearner()
+    fit = CostFit()
     true = StepCost(decode=0.04, fixed=0.02, own=0.9, shared=0.0)
     for step in steps(true, 600):
-        learner.observe(*step)
-    assert learner.set_backs == 0
+        fit = fit.observe(*step)
+    assert fit.set_backs == 0
     changed = StepCost(*[part * factor for part in true])
     for step in steps(changed, 150, seed=2):  # about 50 with a prefill
-        learner.observe(*step)
-    assert learner.set_backs >= 1
-    known = learner.cost.prefill_seconds(0.5, 0.2, 0.2)
+        fit = fit.observe(*step)
+    assert fit.set_backs >= 1
+    known = fit.cost.prefill_seconds(0.5, 0.2, 0.2)
     assert known == pytest.approx(changed.prefill_seconds(0.5, 0.2, 0.2), rel=0.2)
 
 
@@ -149,16 +149,16 @@ def test_waste_is_never_negative(most, share, idle):
 def test_waste_of_a_rank_alone_is_known_before_padding_is(padded):
     """Single ranks of eight prefill, and four now and then; half of a prompt's cost is
     shared. A padded row and one of the rank's own cost the others the same then."""
-    learner, rng = CostLearner(), random.Random(3)
+    fit, rng = CostFit(), random.Random(3)
     true = StepCost(0.04, 0.03, own=0.5, shared=0.5, padding=0.5 * padded)
     for step in range(2000):
         ranks = 0 if step % 3 else 4 if step % 21 == 0 else 1
         most = rng.uniform(0.05, 0.3) if ranks else 0.0
         load = (most, most * ranks / 8, 1 - ranks / 8)
         seconds = 0.04 + (true.prefill_seconds(*load) if ranks else 0.0)
-        learner.observe(seconds, *load)
+        fit = fit.observe(seconds, *load)
     load = (0.2, 0.2 / 8, 7 / 8)
-    assert learner.cost.waste(*load) == pytest.approx(true.waste(*load), rel=0.15)
+    assert fit.cost.waste(*load) == pytest.approx(true.waste(*load), rel=0.15)
 
 
 @pytest.mark.parametrize("seed", [40, 79, 367])
@@ -166,45 +166,45 @@ def test_does_not_diverge_where_attention_makes_times_nonlinear(seed):
     """Nearly all of 16 ranks prefill alike and share nothing. With each bound applied
     to its state alone, errors of both signs drove `own` up to 792 s, instead of 3.6."""
     rng = random.Random(seed)
-    learner = CostLearner()
-    learner.observe(0.04, most=0.0, mean=0.0, idle=1.0)
+    fit = CostFit()
+    fit = fit.observe(0.04, most=0.0, mean=0.0, idle=1.0)
     largest = 0.0
     for _ in range(3000):
         most = rng.uniform(0.8, 1.0)
         ranks = [most] + [most if rng.random() < 0.9 else 0.0 for _ in range(15)]
         seconds = 0.9 * most * (1 + 3 * rng.random() * most)
-        learner.observe(0.04 + seconds, most, sum(ranks) / 16, ranks.count(0.0) / 16)
-        largest = max(largest, learner.cost.own)
+        fit = fit.observe(0.04 + seconds, most, sum(ranks) / 16, ranks.count(0.0) / 16)
+        largest = max(largest, fit.cost.own)
     assert largest < 3.6
     # Equal prompts cannot tell `own` from `shared` and `padding` together.
     usual = 0.9 * 0.9 * (1 + 1.5 * 0.9)
-    assert learner.cost.prefill_seconds(0.9, 0.8, 0.1) == pytest.approx(usual, rel=0.15)
+    assert fit.cost.prefill_seconds(0.9, 0.8, 0.1) == pytest.approx(usual, rel=0.15)
 
 
 @pytest.mark.parametrize("attention", [0.0, 0.1, 0.7])
 def test_finds_what_attention_costs(attention):
     """Each of four ranks computes a chunk somewhere in a long prompt."""
-    learner, rng = CostLearner(), random.Random(7)
+    fit, rng = CostFit(), random.Random(7)
     for _ in range(1000):
-        learner.observe(0.04, 0.0, 0.0, 1.0)
+        fit = fit.observe(0.04, 0.0, 0.0, 1.0)
         tokens = [rng.uniform(0.1, 1.0) for _ in range(4)]
         attended = [n * rng.uniform(0, 12) for n in tokens]
         cost = [0.7 * n + attention * a for n, a in zip(tokens, attended, strict=True)]
         fullest = cost.index(max(cost))
         load = tokens[fullest], sum(tokens) / 4, 0.0, attended[fullest]
         seconds = 0.04 + cost[fullest] + 0.3 * load[1]
-        learner.observe(seconds * rng.uniform(0.95, 1.05), *load)
-    assert learner.cost.attention == pytest.approx(attention, rel=0.1)
-    known = learner.cost.per_attended(8192)
+        fit = fit.observe(seconds * rng.uniform(0.95, 1.05), *load)
+    assert fit.cost.attention == pytest.approx(attention, rel=0.1)
+    known = fit.cost.per_attended(8192)
     assert known == pytest.approx(attention / 0.7 / 8192, rel=0.35)
 
 
 def test_short_prompts_cost_no_attention_whatever_the_noise():
     """All begin anew, so that what they attend to follows from their lengths."""
-    learner, rng = CostLearner(), random.Random(2)
+    fit, rng = CostFit(), random.Random(2)
     for _ in range(2000):
         most = rng.uniform(0.01, 0.3)
         seconds = (0.04 + 0.9 * most) * rng.uniform(0.8, 1.2)
-        learner.observe(seconds, most, most / 2, 0.0, most * most / 2)
-        learner.observe(0.04, 0.0, 0.0, 1.0)
-        assert learner.cost.attention == 0
+        fit = fit.observe(seconds, most, most / 2, 0.0, most * most / 2)
+        fit = fit.observe(0.04, 0.0, 0.0, 1.0)
+        assert fit.cost.attention == 0

@@ -72,3 +72,19 @@ def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):
     status, content, said = moved(ENGINE, patched=patched)
     assert (status, content) == (PatchStatus.CONFLICT, ENGINE)
     assert "expected hooks that only add code" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_placed"), [("create_gate", True), ("gate", False)]
+)
+def test_words_that_upstream_uses_count_but_not_those_of_a_path(name, is_placed):
+    """What it uses may be the hook itself, merged in other words."""
+    line = f"from gate.rank import {name}\n".encode()
+    old = b"import os\nimport sys\n"
+    new, upstream = old + line, old + b"gate = rank = 1\n"
+    status, content, said = moved(upstream, old, new)
+    if is_placed:
+        assert status is not PatchStatus.CONFLICT
+        assert line in content
+    else:
+        assert "itself uses gate" in said

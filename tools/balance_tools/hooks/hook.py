@@ -120,12 +120,19 @@ def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
     """Return the words that the hook brings to its module, if upstream uses them, too.
 
     Empty unless upstream has at least half of them: then perhaps it has the hook, at
-    another place or in other words.
+    another place or in other words. Where an import finds its names is none of its
+    words: rooms have common ones, such as `rank`.
     """
-    inserted = " ".join(map(ast.unparse, hook.new.inside)).encode()
+    inserted = " ".join(map(_without_source, hook.new.inside)).encode()
     own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
     shared = own & {*_WORD.findall(upstream)}
     return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
+
+
+def _without_source(node: ast.AST) -> str:
+    if isinstance(node, ast.ImportFrom):
+        return " ".join(alias.name for alias in node.names)
+    return ast.unparse(node)
 
 
 @dataclass(frozen=True)

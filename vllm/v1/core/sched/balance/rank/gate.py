@@ -30,6 +30,7 @@ from vllm.v1.core.sched.balance.rank.group import (
     RowExchange,
     check_identity,
     identity_of,
+    sends_early,
 )
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
@@ -75,11 +76,11 @@ def create_balance_gate(
         name,
         f"{size} ranks" if size > 1 else "this rank by itself",
     )
-    exchange: RowExchange | Alone = Alone(partial(limits_of, scheduler))
+    exchange: RowExchange = Alone(partial(limits_of, scheduler))
     if size > 1:  # upstream says 1 to each rank of a dense model
         exchange = RowExchange(
             timeout_of(parallel_config),
-            identity_of(parallel_config),
+            identity_of(vllm_config),
             parallel_config.data_parallel_rank,
             size,
         )
@@ -97,22 +98,6 @@ def create_balance_gate(
     )
 
 
-def sends_early(vllm_config: "VllmConfig") -> bool:
-    """Whether rows travel while their step is computed.
-
-    Then a decision knows neither who ended in the step nor who came meanwhile, which
-    costs less than rows that go between hosts while all devices wait. With asynchronous
-    scheduling a step is computed meanwhile in any case.
-    """
-    parallel_config = vllm_config.parallel_config
-    local = parallel_config.data_parallel_size_local
-    return (
-        local < parallel_config.data_parallel_size
-        and vllm_config.max_concurrent_batches == 1
-        and not parallel_config.enable_elastic_ep  # a group may go meanwhile
-    )
-
-
 def start_balance_gate(core: "EngineCore") -> None:
     """Starts what runs beside the engine core's loop, once it has its scheduler.
 
@@ -127,7 +112,7 @@ def start_balance_gate(core: "EngineCore") -> None:
     if (gate := getattr(core.scheduler, "balance_gate", None)) is not None:
         gate.start(core, group)
     elif group is not None:
-        check_identity(group, identity_of(core.vllm_config.parallel_config))
+        check_identity(group, identity_of(core.vllm_config))
         end_with_parent()
 
 
@@ -143,7 +128,7 @@ class BalanceGate:
         self,
         scheduler: "Scheduler",
         name: str,
-        exchange: RowExchange | Alone,
+        exchange: RowExchange,
         stats: BalanceStats,
         new_policy: Callable[[str], Policy] = create_policy,
         short_first: Collection[str] = (),
@@ -179,7 +164,12 @@ class BalanceGate:
         self._rows = RowMaker()
 
     def reset(self) -> None:
-        """Forgets the steps so far: the next is scheduled as if balance were off."""
+        """Forgets the steps so far: the next is scheduled as if balance were off.
+
+        Also a row that was sent early. The end of a wave has received it; else the
+        ranks' group was lost, and they meet in another.
+        """
+        self._is_sent = False
         if self.policy is not None:
             self.policy.reset()
         self._rows.reset()
@@ -222,7 +212,9 @@ class BalanceGate:
 
     def send_for(self, core: "DPEngineCoreProc") -> None:
         """Sends this rank's row for the step that is about to be computed."""
-        if core.engines_running:  # or it may not come to the end of a step
+        # The ranks may have met in another group, and between two waves a step may not
+        # come to its end.
+        if self._sends_early and core.dp_group is self._group and core.engines_running:
             self._send_early(core.current_wave, core.step_counter + 1)
 
     def _send_early(self, wave: int, step: int) -> None:

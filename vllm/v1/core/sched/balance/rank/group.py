@@ -3,6 +3,7 @@
 """The ranks as a group: what they must have in common, and one exchange per step."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -18,20 +19,43 @@ from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
 
 _OFF = "--data-parallel-balance off"
 
 
-def identity_of(parallel_config: "ParallelConfig") -> str:
+def identity_of(vllm_config: "VllmConfig") -> str:
     """What ranks must have in common, or they would decide differently."""
+    parallel_config = vllm_config.parallel_config
     policy = parallel_config.data_parallel_balance
     said = f"--data-parallel-balance {policy}"
     if (dispatch := parallel_config.data_parallel_dispatch) is not None:
         said += f" --data-parallel-dispatch {dispatch}"
-    return said if policy == "off" else f"{said} (balance code {code_version()})"
+    if policy == "off":
+        return said
+    sent = "before" if sends_early(vllm_config) else "after"
+    return (
+        f"{said} (balance code {code_version()}, steps in flight "
+        f"{vllm_config.max_concurrent_batches}, rows sent {sent} a step)"
+    )
+
+
+def sends_early(vllm_config: "VllmConfig") -> bool:
+    """Whether rows travel while their step is computed.
+
+    Then a decision knows neither who ended in the step nor who came meanwhile, which
+    costs less than rows that go between hosts while all devices wait. With asynchronous
+    scheduling a step is computed meanwhile in any case.
+    """
+    parallel_config = vllm_config.parallel_config
+    local = parallel_config.data_parallel_size_local
+    return (
+        local < parallel_config.data_parallel_size
+        and vllm_config.max_concurrent_batches == 1
+        and not parallel_config.enable_elastic_ep  # a group may go meanwhile
+    )
 
 
 @cache
@@ -206,35 +230,21 @@ class RowExchange:
         self._watch.leave(after_error=is_failure)
 
 
-class Alone:
-    """What a rank that waits for no other has instead of a `RowExchange`."""
+class Alone(RowExchange):
+    """What a rank that waits for no other has: it gets its own row back."""
 
     def __init__(self, limits: Callable[[], Limits]) -> None:
         """Takes what tells the rank's limits."""
-        self._limits = limits
+        super().__init__(timeout=math.inf)
+        self._own_limits = limits
 
     def start(self) -> None:
         """Nobody else need know what it does."""
 
-    def join(self, *_: object, **__: object) -> None:
-        """It has no group."""
-
-    def begin_step(self) -> None:
-        """It depends on no other rank."""
-
     def send(self, row: Row) -> None:
-        """Keeps its own row."""
+        """Keeps the row."""
         self._row = row
 
     def receive(self) -> Snapshot:
-        """Its own row."""
-        return Snapshot.from_rows([self._row], [self._limits()])
-
-    def rest(self, wave: int, step: int) -> None:
-        """It depends on no other rank."""
-
-    def skip(self, wave: int, step: int) -> None:
-        """It depends on no other rank."""
-
-    def close(self, error: BaseException | None) -> None:
-        """It leaves nobody."""
+        """Its row alone."""
+        return Snapshot.from_rows([self._row], [self._own_limits()])

@@ -24,11 +24,12 @@ After each step, on every rank alike, from the rows of all ranks::
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .cost import (
     LEAST_CHUNK,
     MEMORY,
-    CostLearner,
+    CostFit,
     StepCost,
     best_prefill_budget,
     whole_step,
@@ -37,7 +38,11 @@ from .decision import OPEN, Decision, Learned
 from .flow import Flow
 from .rows import SECONDS, Snapshot
 
+_IDLE = OPEN._replace(reason="idle")
 _HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
+_DECODES_FIRST = _HOLD._replace(reason="decodes_first")
+_LEARN = OPEN._replace(reason="learn")
+_LEARN_BY_HOLD = _HOLD._replace(reason="learn")
 _DECODING = 3
 """Steps that an answer must last for holds to gain by it: with two tokens they lose
 half of the mean; see `_first_decode`."""
@@ -53,6 +58,55 @@ _LEAST_LOAD = 0.07
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need; what holds could save is
 less than can be measured then."""
+
+
+class Known(NamedTuple):
+    """What was learned of the device and of the traffic."""
+
+    fit: CostFit = CostFit()
+    """Of what steps cost."""
+    cost: StepCost | None = None
+    """What the fit says; None before any step without prefill was timed."""
+    attention: float = 0.0
+    """Tokens that attending to one costs."""
+    flow: Flow = Flow()
+    """How requests flow."""
+    served: frozenset[int] = frozenset()
+    """Ranks that have ever had a request: what never comes cannot be waited for."""
+
+    def work(self, tokens: Sequence[int], attended: Sequence[int]) -> Sequence[float]:
+        """What prompt tokens cost per rank, with what they attend to."""
+        price = self.attention
+        if not price:
+            return tokens
+        return [n + price * pairs for n, pairs in zip(tokens, attended, strict=True)]
+
+
+class Waits(NamedTuple):
+    """How long requests have waited."""
+
+    number: float = float(MEMORY)
+    """How many waited in the recent steps, summed."""
+    squares: float = 0.0
+    """Their squared ages, summed; 0 at first, so that the first holds are short."""
+    waiting: Sequence[float] = ()
+    """Person-seconds of waiting on each rank that no release has paid for."""
+
+
+class AdaptiveState(NamedTuple):
+    """All that `adaptive` remembers. It is a value: who keeps one can go on from it."""
+
+    known: Known = Known()
+    waits: Waits = Waits()
+    unknown: float = 0.0
+    """Seconds of decodes beside prefills, before any step without one was timed."""
+    nobody: bool = True
+    """Whether nobody decoded after the last step."""
+
+    def next_wave(self) -> "AdaptiveState":
+        """Without what was waited; with what is known of the costs and requests."""
+        known = self.known._replace(flow=self.known.flow.next_wave())
+        return AdaptiveState(known, self.waits._replace(waiting=()), self.unknown)
 
 
 class Adaptive:
@@ -74,211 +128,212 @@ class Adaptive:
     """
 
     def __init__(self) -> None:
-        self._learner = CostLearner()
-        self._flow = Flow()
-        self._waited = float(MEMORY)
-        """How many waited in the recent steps, summed."""
-        self._squares = 0.0
-        """Their squared ages, summed; 0 at first, so that the first holds are short."""
-        self._attention = 0.0
-        """Tokens that attending to one costs, as learned."""
-        self._unknown = 0.0
-        """Seconds of decodes beside prefills, before any step without one was timed."""
-        self._served: set[int] = set()
-        """Ranks that have ever had a request: what never comes cannot be waited for."""
-        self.reset()
+        self.state = AdaptiveState()
 
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
-        cost = self._learner.cost
-        return cost and Learned(cost, self._learner.set_backs)
+        known = self.state.known
+        return known.cost and Learned(known.cost, known.fit.set_backs)
 
     def reset(self) -> None:
-        """Forgets the waiting; keeps the costs and what is known of the requests."""
-        self._waiting: Sequence[float] = ()
-        self._nobody = True
-        self._flow.reset()
+        """Forgets what was waited, and keeps what is known of costs and requests."""
+        self.state = self.state.next_wave()
 
     def forget_costs(self) -> None:
         """The times until now were of other steps; what decodes take stays."""
-        self._learner.forget()
+        fit = self.state.known.fit.forget()
+        known = self.state.known._replace(fit=fit, cost=fit.cost)
+        self.state = self.state._replace(known=known)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Learns from the step that has ended and decides on the next one."""
-        seconds = max(snapshot.step_time_us) * SECONDS
-        self._learn(snapshot, seconds)
-        self._wait(snapshot, seconds)
-        decision = self._decide(snapshot)
-        budget = decision.prefill_budget
-        released = math.inf if budget is None else budget
-        self._waiting = [
-            waited * (1 - released / work) if released < work else 0.0
-            for waited, work in zip(self._waiting, self._pending(snapshot), strict=True)
-        ]
-        if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
-            return decision  # a cut prompt takes more steps, in which others decode
-        return decision._replace(cost_per_attended=self._attention, least=LEAST_CHUNK)
+        decision, self.state = decide(self.state, snapshot)
+        return decision
 
-    def _decide(self, snapshot: Snapshot) -> Decision:
-        cost = self._learner.cost
-        before, self._nobody = self._nobody, not any(snapshot.decoding)
-        # In a closed loop those may come who ended in the last step.
-        clients_ask = self._flow.is_closed and not before and cost is not None
-        if self._nobody and not clients_ask:
-            return OPEN._replace(reason="idle")
-        if cost is None:
-            return self._first_decode(snapshot)
-        budget = self._best_budget(snapshot, cost)
-        if not budget:
-            return _HOLD  # also an arrival, until the ranks have seen it
-        if self._nobody:
-            return OPEN._replace(reason="idle")
-        if self._decodes_first(snapshot, budget, cost):
-            return _HOLD._replace(reason="decodes_first")
-        # Rounded up, so that nothing is left of a prompt for which it is meant.
-        whole = int(budget) + (self._attention > 0)
-        return Decision(admit=True, prefill_budget=whole, reason="gain")
 
-    def _learn(self, snapshot: Snapshot, seconds: float) -> None:
+def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, AdaptiveState]:
+    """The decision on the next step, and what is remembered after it."""
+    seconds = max(snapshot.step_time_us) * SECONDS
+    known = _learn(state.known, snapshot, seconds)
+    waits = _wait(state.waits, snapshot, seconds)
+    unknown = state.unknown
+    if known.cost is None and state.known.flow.decoding:
+        unknown += seconds
+    work = known.work(snapshot.pending_tokens, snapshot.pending_attended)
+    nobody = not any(snapshot.decoding)
+    # In a closed loop those may come who ended in the last step.
+    clients_ask = known.flow.is_replaced and not state.nobody
+    if nobody and not (clients_ask and known.cost is not None):
+        decision = _IDLE
+    elif known.cost is None:
+        decision = _first_decode(len(known.served), snapshot, unknown)
+        unknown = unknown if decision.admit else 0.0
+    else:
+        decision = _weigh(known, known.cost, waits.waiting, work, snapshot)
+        if nobody and decision.admit:
+            decision = _IDLE
+    budget = decision.prefill_budget
+    released = math.inf if budget is None else budget
+    waiting = [
+        waited * (1 - released / tokens) if released < tokens else 0.0
+        for waited, tokens in zip(waits.waiting, work, strict=True)
+    ]
+    waits = Waits(waits.number, waits.squares, waiting)
+    state = AdaptiveState(known, waits, unknown, nobody)
+    if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
+        return decision, state  # a cut prompt takes more steps, in which others decode
+    admits, budget, reason, *_ = decision
+    return Decision(admits, budget, reason, known.attention, LEAST_CHUNK), state
+
+
+def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
+    """Adds a step to what is known."""
+    fit, cost, attention, flow, served = known
+    if len(served) < len(snapshot.running):
         loads = zip(snapshot.running, snapshot.waiting, strict=True)
-        self._served.update(rank for rank, load in enumerate(loads) if any(load))
-        prefills, attended = snapshot.prefill_tokens, snapshot.prefill_attended
-        largest = max(snapshot.max_tokens)
-        if seconds:  # the first step of a wave has no step time
-            if any(prefills) or self._flow.decoding:  # else nobody decoded
-                work = self._work(prefills, attended)
-                _, mean, idle = _shares(prefills, largest)
-                # The fullest rank; of equal ones, the one that attends to most.
-                _, pairs, most = max(zip(work, attended, prefills, strict=True))
-                shares = most / largest, mean, idle, pairs / (largest * largest)
-                self._learner.observe(seconds, *shares)
-            if len(self._served) == 1:
-                self._attention = 0.0  # others can neither wait nor have as much
-            elif self._learner.cost is not None:
-                self._attention = self._learner.cost.per_attended(largest)
-        cost = self._learner.cost
-        if cost is None and self._flow.decoding:
-            self._unknown += seconds
-        self._flow.observe(
-            requests=_requests(snapshot),
-            decoding=sum(snapshot.decoding),
-            ended=sum(snapshot.ended),
-            prefilled=sum(prefills),
-            seconds=seconds,
-            decode=cost and cost.decode,
-        )
-
-    def _wait(self, snapshot: Snapshot, seconds: float) -> None:
-        """Adds a step's waiting, more on full ranks and for old requests.
-
-        A rank with more requests than others ends last, and must not wait for these;
-        one that is alone must not keep those waiting who wait for a slot. Half of it
-        grows with the square of the age, as a share of the mean square of whoever
-        waited lately, so that on average a second counts as one: the last percent of
-        the first tokens are those of the oldest.
-        """
-        pending = snapshot.pending
-        if len(self._waiting) != len(pending):
-            self._waiting = [0.0] * len(pending)
-        squares = [age * age * SECONDS * SECONDS for age in snapshot.pending_age_us]
-        keep = 1 - 1 / MEMORY
-        self._waited = self._waited * keep + sum(pending)
-        total = math.fsum(n * x for n, x in zip(pending, squares, strict=True))
-        self._squares = self._squares * keep + total
-        if not seconds:  # the first step of a wave: nobody has waited
-            return
-        usual = max(self._squares / self._waited, seconds * seconds)
-        ages = [(1 + square / usual) / 2 for square in squares]
-        places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
-        mean = sum(places) / len(places)
-        if len(places) == 1 and mean:
-            places = [_requests(snapshot)]
-        self._waiting = [
-            waited + seconds * n * place / mean * age if n else 0.0
-            for waited, n, place, age in zip(
-                self._waiting, pending, places, ages, strict=True
+        served = served.union([rank for rank, load in enumerate(loads) if any(load)])
+    prefills, attended = snapshot.prefill_tokens, snapshot.prefill_attended
+    prefilled = sum(prefills)
+    largest = max(snapshot.max_tokens)
+    if seconds:  # the first step of a wave has no step time
+        if prefilled or flow.decoding:  # else nobody decoded
+            work = known.work(prefills, attended)
+            _, mean, idle = _shares(prefills, largest)
+            # The fullest rank; of equal ones, the one that attends to most.
+            _, pairs, most = max(zip(work, attended, prefills, strict=True))
+            fit = fit.observe(
+                seconds, most / largest, mean, idle, pairs / (largest * largest)
             )
-        ]
+            cost = fit.cost
+        if len(served) == 1:
+            attention = 0.0  # others can neither wait nor have as much
+        elif cost is not None:
+            attention = cost.per_attended(largest)
+    flow = flow.observe(
+        requests=_requests(snapshot),
+        decoding=sum(snapshot.decoding),
+        ended=sum(snapshot.ended),
+        prefilled=prefilled,
+        seconds=seconds,
+        decode=cost and cost.decode,
+    )
+    return Known(fit, cost, attention, flow, served)
 
-    def _first_decode(self, snapshot: Snapshot) -> Decision:
-        """A step without prefill, as soon as it is worth it; until then, all are open.
 
-        The first one may take seconds, for which all wait. So it is made while as many
-        decode as are pending, and three times those that begin in a step: answers are
-        long enough then to gain anything. If too few do, it is made as well once
-        prefills beside decodes have taken `_LONGEST_UNKNOWN` that many times.
-        """
-        ranks, pending = len(self._served), sum(snapshot.pending)
-        prefills, left = snapshot.prefill_tokens, sum(snapshot.pending_tokens)
-        begin = max(
-            sum(n > 0 for n in prefills), sum(prefills) * pending / max(1, left)
-        )
-        times = max(1.0, max(pending, _DECODING * begin) / sum(snapshot.decoding))
-        late = self._unknown >= _LONGEST_UNKNOWN * times
-        if ranks > 1 and (times == 1 or late):
-            self._unknown = 0.0
-            return _HOLD._replace(reason="learn")
-        return OPEN._replace(reason="learn")
+def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
+    """Adds a step's waiting, more on full ranks and for old requests.
 
-    def _best_budget(self, snapshot: Snapshot, cost: StepCost) -> float:
-        """The tokens per rank whose release gains most, or 0."""
-        largest = max(snapshot.max_tokens)
-        limit = max(1, largest - max(snapshot.running))
-        requests, stretch = max(1, _requests(snapshot)), self._flow.stretch
-        load = requests / max(1, sum(snapshot.max_running))
-        weight = (1 + self._slack(load)) / (requests * stretch)
-        work = zip(self._pending(snapshot), self._waiting, strict=True)
-        return best_prefill_budget(
-            [(tokens, waited * weight) for tokens, waited in work if tokens],
-            ranks=len(self._served),
-            limit=whole_step(limit, self._attention),
-            max_tokens=largest,
-            cost=cost,
-        )
+    A rank with more requests than others ends last, and must not wait for these;
+    one that is alone must not keep those waiting who wait for a slot. Half of it
+    grows with the square of the age, as a share of the mean square of whoever
+    waited lately, so that on average a second counts as one: the last percent of
+    the first tokens are those of the oldest.
+    """
+    pending, waiting = snapshot.pending, waits.waiting
+    if len(waiting) != len(pending):
+        waiting = [0.0] * len(pending)
+    ages = [age * age * SECONDS * SECONDS for age in snapshot.pending_age_us]
+    keep = 1 - 1 / MEMORY
+    number = waits.number * keep + sum(pending)
+    squares = waits.squares * keep
+    squares += math.fsum(n * square for n, square in zip(pending, ages, strict=True))
+    if not seconds:  # the first step of a wave: nobody has waited
+        return Waits(number, squares, waiting)
+    usual = max(squares / number, seconds * seconds)
+    places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
+    mean = sum(places) / len(places)
+    if len(places) == 1 and mean:
+        places = [_requests(snapshot)]
+    rows = zip(waiting, pending, places, ages, strict=True)
+    waiting = [
+        waited + seconds * n * place / mean * ((1 + square / usual) / 2) if n else 0.0
+        for waited, n, place, square in rows
+    ]
+    return Waits(number, squares, waiting)
 
-    def _slack(self, load: float) -> float:
-        """How much more waiting weighs for the sake of first tokens; 0 is not at all.
 
-        The cycle goes with the root of what waiting weighs. One that is s times shorter
-        than the best one loses ``(s + 1 / s) / 2 - 1`` of the time that it is about,
-        which is at most what prefills add to that of decodes, ``stretch - 1``. s is
-        such that this is ``_FIRST_TOKENS / load`` of the mean end-to-end time: around
-        its minimum the mean is flat, and on empty ranks a hold is all that a request
-        waits for. `load` is the requests in the ranks, as a share of the slots.
-        """
-        prefills = max(self._flow.stretch - 1, _LEAST_STRETCH)
-        given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
-        shorter = 1 + given + math.sqrt(given * (given + 2))
-        return shorter * shorter - 1
+def _first_decode(ranks: int, snapshot: Snapshot, unknown: float) -> Decision:
+    """A step without prefill, as soon as it is worth it; until then, all are open.
 
-    def _decodes_first(self, snapshot: Snapshot, budget: float, cost: StepCost) -> bool:
-        """Whether decoding ends more requests in the same time than wait for it.
+    The first one may take seconds, for which all wait. So it is made while as many
+    decode as are pending, and three times those that begin in a step: answers are
+    long enough then to gain anything. If too few do, it is made as well once
+    prefills beside decodes have taken `_LONGEST_UNKNOWN` that many times.
+    """
+    prefills, left = snapshot.prefill_tokens, sum(snapshot.pending_tokens)
+    pending = sum(snapshot.pending)
+    begin = max(sum(n > 0 for n in prefills), sum(prefills) * pending / max(1, left))
+    times = max(1.0, max(pending, _DECODING * begin) / sum(snapshot.decoding))
+    late = unknown >= _LONGEST_UNKNOWN * times
+    if ranks > 1 and (times == 1 or late):
+        return _LEARN_BY_HOLD
+    return _LEARN
 
-        A step more of decodes spares those that end in it the whole release, and delays
-        all that have no first token by the step. Short answers are so given before more
-        prompts are begun, but a queue is not kept waiting for them. In a closed loop
-        nothing is spared: whoever ends is replaced by one that waits for the release.
-        Nor on a rank alone, where a step more for few decodes only comes later.
-        """
-        if self._flow.is_closed or len(snapshot.running) == 1:
-            return False
-        served = [min(work, budget) for work in self._pending(snapshot)]
-        seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
-        decoding = sum(snapshot.decoding)
-        waiting = _requests(snapshot) - decoding
-        return decoding * self._flow.ending * seconds > waiting * cost.decode
 
-    def _pending(self, snapshot: Snapshot) -> Sequence[float]:
-        """What the pending tokens of each rank cost."""
-        return self._work(snapshot.pending_tokens, snapshot.pending_attended)
+def _weigh(
+    known: Known,
+    cost: StepCost,
+    waiting: Sequence[float],
+    work: Sequence[float],
+    snapshot: Snapshot,
+) -> Decision:
+    """A release, if one is worth it: not even an arrival slips in before."""
+    largest = max(snapshot.max_tokens)
+    limit = max(1, largest - max(snapshot.running))
+    requests, stretch = max(1, _requests(snapshot)), known.flow.stretch
+    load = requests / max(1, sum(snapshot.max_running))
+    weight = (1 + _slack(load, stretch)) / (requests * stretch)
+    waited = zip(work, waiting, strict=True)
+    budget = best_prefill_budget(
+        [(tokens, seconds * weight) for tokens, seconds in waited if tokens],
+        ranks=len(known.served),
+        limit=whole_step(limit, known.attention),
+        max_tokens=largest,
+        cost=cost,
+    )
+    if not budget:
+        return _HOLD
+    if _decodes_first(known.flow, cost, [min(n, budget) for n in work], snapshot):
+        return _DECODES_FIRST
+    # Rounded up, so that nothing is left of a prompt for which it is meant.
+    whole = int(budget) + (known.attention > 0)
+    return Decision(admit=True, prefill_budget=whole, reason="gain")
 
-    def _work(self, tokens: Sequence[int], attended: Sequence[int]) -> Sequence[float]:
-        """What prompt tokens cost per rank, with what they attend to."""
-        price = self._attention
-        if not price:
-            return tokens
-        return [n + price * pairs for n, pairs in zip(tokens, attended, strict=True)]
+
+def _slack(load: float, stretch: float) -> float:
+    """How much more waiting weighs for the sake of first tokens; 0 is not at all.
+
+    The cycle goes with the root of what waiting weighs. One that is s times shorter
+    than the best one loses ``(s + 1 / s) / 2 - 1`` of the time that it is about,
+    which is at most what prefills add to that of decodes, ``stretch - 1``. s is
+    such that this is ``_FIRST_TOKENS / load`` of the mean end-to-end time: around
+    its minimum the mean is flat, and on empty ranks a hold is all that a request
+    waits for. `load` is the requests in the ranks, as a share of the slots.
+    """
+    prefills = max(stretch - 1, _LEAST_STRETCH)
+    given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
+    shorter = 1 + given + math.sqrt(given * (given + 2))
+    return shorter * shorter - 1
+
+
+def _decodes_first(
+    flow: Flow, cost: StepCost, served: Sequence[float], snapshot: Snapshot
+) -> bool:
+    """Whether decoding ends more requests in the same time than wait for it.
+
+    A step more of decodes spares those that end in it the whole release, and delays
+    all that have no first token by the step. Short answers are so given before more
+    prompts are begun, but a queue is not kept waiting for them. In a closed loop
+    nothing is spared: whoever ends is replaced by one that waits for the release.
+    Nor on a rank alone, where a step more for few decodes only comes later.
+    """
+    if flow.is_replaced or len(snapshot.running) == 1:
+        return False
+    seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
+    decoding = sum(snapshot.decoding)
+    waiting = _requests(snapshot) - decoding
+    return decoding * flow.ending * seconds > waiting * cost.decode
 
 
 def _requests(snapshot: Snapshot) -> int:

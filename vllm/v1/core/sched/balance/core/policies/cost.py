@@ -3,7 +3,6 @@
 """What prompts cost ranks that step in lock step: the model, and how it is learned."""
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -176,7 +175,10 @@ _SURPRISES = 16
 """Steps with a prefill that it is a mean of."""
 
 
-class CostLearner:
+_NOTHING = (0.0,) * (len(StepCost._fields) - 1)
+
+
+class CostFit(NamedTuple):
     """Fits `StepCost` by robust least squares with forgetting, within bounds.
 
     Every step with a prefill says ``step - decode = h . x`` of the state ``x = (fixed,
@@ -193,29 +195,36 @@ class CostLearner:
     from `own`: there are two states, and the one without attention counts for as long
     as it explains about as much. Without the prior, loads of a steady traffic
     are so alike that `fixed` and `own` cannot be told apart at first.
+
+    It is a value: `observe` returns the next one.
     """
 
-    def __init__(self) -> None:
-        self.set_backs = 0
-        """How often the costs were forgotten because they had changed."""
-        self._decodes: deque[float] = deque(maxlen=_DECODES)
-        self._decode = math.inf
-        self.forget()
-
-    def forget(self) -> None:
-        """Forgets all but the time of decodes."""
-        size = len(StepCost._fields) - 1
-        self._states = [0.0] * size, [0.0] * size
-        """The best ones without attention and with it."""
-        self._state = self._states[0]
-        self._information = [[0.0] * size for _ in range(size)]
-        self._weighted = [0.0] * size
-        self._surprise = 0.0
+    set_backs: int = 0
+    """How often the costs were forgotten because they had changed."""
+    decodes: tuple[float, ...] = ()
+    """The last steps without prefill, in seconds."""
+    decode: float = math.inf
+    """Their median."""
+    states: tuple[Sequence[float], Sequence[float]] = _NOTHING, _NOTHING
+    """The best ones without attention and with it."""
+    attends: bool = False
+    """Whether the latter is the one that counts."""
+    information: Sequence[Sequence[float]] = (_NOTHING,) * len(_NOTHING)
+    """A."""
+    weighted: Sequence[float] = _NOTHING
+    """b."""
+    surprise: float = 0.0
 
     @property
     def cost(self) -> StepCost | None:
         """What is known, or None before a step without prefill was timed."""
-        return StepCost(self._decode, *self._state) if self._decodes else None
+        if not self.decodes:
+            return None
+        return StepCost(self.decode, *self.states[self.attends])
+
+    def forget(self) -> "CostFit":
+        """Without all but the time of decodes."""
+        return CostFit(self.set_backs, self.decodes, self.decode)
 
     def observe(
         self,
@@ -224,8 +233,8 @@ class CostLearner:
         mean: float,
         idle: float,
         attended: float = 0.0,
-    ) -> None:
-        """Learns from one step.
+    ) -> "CostFit":
+        """With one step more.
 
         Args:
             seconds: its duration, above 0.
@@ -235,63 +244,100 @@ class CostLearner:
             attended: tokens that those of the fullest rank attend to, as a share of the
                 square of the largest step.
         """
-        before = self._decode
-        if most > 0 and not self._decodes:
-            self._decode = min(before, seconds / 2)
+        before, decodes = self.decode, self.decodes
+        fit, decode = self, before
+        if most > 0 and not decodes:
+            decode = min(before, seconds / 2)
         elif most == 0 or seconds < before:
             # A step with a prefill that is shorter shows as well that decodes are.
-            self._decodes.append(seconds)
+            decodes = (*decodes[1 - _DECODES :], seconds)
             # The lower one of two: the first step is often a slow one.
-            self._decode = sorted(self._decodes)[(len(self._decodes) - 1) // 2]
-        if before < math.inf and len(self._decodes) < _DECODES:
+            decode = sorted(decodes)[(len(decodes) - 1) // 2]
+        if decodes is not self.decodes or decode != before:
+            fit = CostFit(fit.set_backs, decodes, decode, *fit[3:])
+        if before < math.inf and len(decodes) < _DECODES:
             # What the decodes took in the steps that were seen was known worse.
-            for i, row in enumerate(self._information):
-                self._weighted[i] += (before - self._decode) * row[0]
-            self._solve(self._decode, seconds)
+            later = before - decode
+            weighted = [
+                b + later * row[0]
+                for b, row in zip(fit.weighted, fit.information, strict=True)
+            ]
+            fit = fit._solved(fit.information, weighted, decode, seconds)
         if most > 0:
-            load = (1.0, most, mean, most * idle, attended)
-            self._observe_prefill(seconds, self._decode, load)
+            return fit._with_prefill(seconds, (1.0, most, mean, most * idle, attended))
+        return fit
 
-    def _observe_prefill(
-        self, seconds: float, decode: float, load: tuple[float, ...]
-    ) -> None:
-        expected = decode + _dot(self._state, load)
+    def _with_prefill(self, seconds: float, load: tuple[float, ...]) -> "CostFit":
+        fit, decode = self, self.decode
+        expected = decode + _dot(fit.states[fit.attends], load)
         error = seconds - expected
         longer = max(seconds, expected)
-        self._surprise += (error / longer - self._surprise) / _SURPRISES
-        if abs(self._surprise) > _SURPRISED:
-            self.forget()
-            self.set_backs += 1
+        surprise = fit.surprise + (error / longer - fit.surprise) / _SURPRISES
+        if abs(surprise) > _SURPRISED:
+            fit, surprise = fit.forget(), 0.0
+            fit = fit._replace(set_backs=fit.set_backs + 1)
         deviation = _NOISE * longer
         usual = _USUAL * deviation
         weight = usual / max(usual, abs(error)) / (deviation * deviation)
         keep = 1 - 1 / MEMORY
-        for i, row in enumerate(self._information):
-            weighted = weight * load[i]
-            for j, share in enumerate(load):
-                row[j] = keep * row[j] + weighted * share
-            self._weighted[i] = keep * self._weighted[i] + weighted * (seconds - decode)
-        self._solve(decode, longer)
+        information, weighted = [], []
+        for h, row, b in zip(load, fit.information, fit.weighted, strict=True):
+            each = weight * h
+            information.append(
+                [keep * a + each * other for a, other in zip(row, load, strict=True)]
+            )
+            weighted.append(keep * b + each * (seconds - decode))
+        return fit._solved(information, weighted, decode, longer, surprise)
 
-    def _solve(self, decode: float, longer: float) -> None:
+    def _solved(
+        self,
+        information: Sequence[Sequence[float]],
+        weighted: Sequence[float],
+        decode: float,
+        longer: float,
+        surprise: float | None = None,
+    ) -> "CostFit":
+        """With the states that fit these sums best."""
         # A launch or a graph break costs at most about one decode step.
-        highest = (decode, *[math.inf] * (len(self._states[1]) - 1))
+        highest = (decode, *[math.inf] * (len(_NOTHING) - 1))
         deviation = _DEVIATION * longer
         prior = 1 / (deviation * deviation)
-        rows = list(zip(self._information, self._weighted, highest, strict=True))
-        for state, known in zip(self._states, (rows[:-1], rows), strict=True):
-            for _ in range(_SWEEPS):
-                for i, (row, weighted, top) in enumerate(known):
-                    free = weighted - _dot(row, state) + row[i] * state[i]
-                    state[i] = min(max(0.0, free / (row[i] + prior)), top)
-        without, attending = map(self._explained, self._states)
-        is_long = self._states[1][1] > decode
-        self._state = self._states[is_long and attending - without > _CERTAIN]
+        rows = list(zip(information, weighted, highest, strict=True))
+        without = _descend(self.states[0], rows[:-1], prior)
+        attending = _descend(self.states[1], rows, prior)
+        gain = _explained(attending, rows) - _explained(without, rows)
+        return CostFit(
+            self.set_backs,
+            self.decodes,
+            decode,
+            (without, attending),
+            attending[1] > decode and gain > _CERTAIN,
+            information,
+            weighted,
+            self.surprise if surprise is None else surprise,
+        )
 
-    def _explained(self, state: Sequence[float]) -> float:
-        """By how many variances a state lessens the squares of all errors."""
-        sums = zip(state, self._weighted, self._information, strict=True)
-        return math.fsum([x * (2 * b - _dot(row, state)) for x, b, row in sums])
+
+_Row = tuple[Sequence[float], float, float]
+"""Of the matrix A; with it that of b, and the bound of the state."""
+
+
+def _descend(
+    state: Sequence[float], rows: Sequence[_Row], prior: float
+) -> Sequence[float]:
+    """The state after some sweeps from this one."""
+    found = [*state]
+    for _ in range(_SWEEPS):
+        for i, (row, weighted, top) in enumerate(rows):
+            free = weighted - _dot(row, found) + row[i] * found[i]
+            found[i] = min(max(0.0, free / (row[i] + prior)), top)
+    return found
+
+
+def _explained(state: Sequence[float], rows: Sequence[_Row]) -> float:
+    """By how many variances a state lessens the squares of all errors."""
+    sums = zip(state, rows, strict=True)
+    return math.fsum([x * (2 * b - _dot(row, state)) for x, (row, b, _) in sums])
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

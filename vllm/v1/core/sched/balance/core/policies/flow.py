@@ -2,39 +2,50 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """How requests flow: how many end in a step, and how much prefills slow them down."""
 
+from typing import NamedTuple
+
 from .cost import MEMORY
 
 
-class Flow:
-    """Learned from the counts and times of the steps alone."""
+class Flow(NamedTuple):
+    """Learned from the counts and times of the steps alone.
 
-    def __init__(self) -> None:
-        self._ended = 0.0
-        self._decoded = 0.0
-        self._left = 0.0
-        """By how many requests the ranks have fewer, after steps without a prefill."""
-        self._seconds = 0.0
-        self._decode_seconds = 0.0
-        self._steps = 0.0
-        """Before it was known what a decode takes."""
-        self.reset()
+    It is a value: `observe` returns the next one.
+    """
 
-    def reset(self) -> None:
-        """Forgets the last step; keeps what was learned."""
-        self.decoding = 0
-        """Requests that decode after the last step."""
-        self._requests: int | None = None
-        """After the last step, if it was one without a prefill."""
+    decoding: int = 0
+    """Requests that decode after the last step."""
+    requests: int | None = None
+    """In all ranks after the last step, if it was one without a prefill."""
+    ended: float = 0.0
+    """Requests that ended in steps without a prefill."""
+    decoded: float = 0.0
+    """Those that decoded in them."""
+    left: float = 0.0
+    """By how many requests the ranks have fewer after these steps."""
+    seconds: float = 0.0
+    """Of all steps."""
+    decode_seconds: float = 0.0
+    """What these would have taken without prefills."""
+    steps: float = 0.0
+    """Before it was known what a decode takes."""
+
+    def next_wave(self) -> "Flow":
+        """Without the last step."""
+        return self._replace(decoding=0, requests=None)
 
     @property
     def ending(self) -> float:
         """Share of the requests that decode in a step that end in it; 0 at first."""
-        return self._ended / self._decoded if self._decoded else 0.0
+        return self.ended / self.decoded if self.decoded else 0.0
 
     @property
-    def is_closed(self) -> bool:
-        """Whether for most that end another comes at once, as in a closed loop."""
-        return self._left + self._left < self._ended
+    def is_replaced(self) -> bool:
+        """Whether another request comes at once for most that end.
+
+        So it is in a closed loop, and in an open one that is overloaded.
+        """
+        return self.left + self.left < self.ended
 
     @property
     def stretch(self) -> float:
@@ -42,9 +53,9 @@ class Flow:
 
         A mean over about the time for which a request decodes.
         """
-        if not self._decode_seconds:
+        if not self.decode_seconds:
             return 1.0
-        return max(1.0, self._seconds / self._decode_seconds)
+        return max(1.0, self.seconds / self.decode_seconds)
 
     def observe(
         self,
@@ -54,8 +65,8 @@ class Flow:
         prefilled: int,
         seconds: float,
         decode: float | None,
-    ) -> None:
-        """Adds one step.
+    ) -> "Flow":
+        """With one step more.
 
         Args:
             requests: in all ranks after it.
@@ -65,24 +76,22 @@ class Flow:
             seconds: its duration; 0 if it is not known.
             decode: seconds of a step without prefill; None if they are not known.
         """
+        _, last, ends, decoded, left, passed, decodes, steps = self
         if self.decoding and not prefilled:
             # Each that should end forgets one, so that longer answers are learned, too.
             keep = 1 / (1 + self.decoding * self.ending / MEMORY)
-            self._ended = self._ended * keep + ended
-            self._decoded = self._decoded * keep + self.decoding
+            ends = ends * keep + ended
+            decoded = decoded * keep + self.decoding
             # What came while others prefilled is seen in the step after it.
-            before = self._requests
-            left = ended if before is None else before - requests
-            self._left = self._left * keep + left
-        self.decoding = decoding
-        self._requests = None if prefilled else requests
-        if not seconds:
-            return
-        keep = 1 / (1 + self.ending)
-        self._seconds = self._seconds * keep + seconds
-        if decode is None:
-            self._steps = self._steps * keep + 1
-            return
-        if self._steps:
-            self._decode_seconds, self._steps = self._steps * decode, 0.0
-        self._decode_seconds = self._decode_seconds * keep + min(seconds, decode)
+            left = left * keep + (ended if last is None else last - requests)
+        if seconds:
+            keep = 1 / (1 + (ends / decoded if decoded else 0.0))
+            passed = passed * keep + seconds
+            if decode is None:
+                steps = steps * keep + 1
+            else:
+                if steps:
+                    decodes, steps = steps * decode, 0.0
+                decodes = decodes * keep + min(seconds, decode)
+        last = None if prefilled else requests
+        return Flow(decoding, last, ends, decoded, left, passed, decodes, steps)

@@ -45,6 +45,9 @@ class Guard:
     the share of a whole one that it lacks.
     """
 
+    # Unlike `AdaptiveState` this is no value: `_held` may have thousands of steps, and
+    # a value would copy them in each.
+
     def __init__(self, policy: Learner, in_flight: int = 1) -> None:
         self._policy = policy
         self._steps = StepsInFlight(in_flight)
