@@ -1,5 +1,7 @@
 """A real data parallel engine loop, in the process of a rank that `dp_ranks` starts.
 
+The tests of the engine run it, and `hosts.py` measures with it.
+
 Upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the real balance gate
 and a real gloo group. A `LoopEngine` has a stand-in for the model, which answers every
 decode with token 7, so that thousands of steps take seconds; a `ModelEngine` has it.
@@ -29,7 +31,10 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 BLOCK_SIZE = 16
 NOT_GIVEN = (
-    *("mm_features", "pooling_params", "lora_request", "cache_salt"),
+    "mm_features",
+    "pooling_params",
+    "lora_request",
+    "cache_salt",
     "data_parallel_rank",
 )
 """Fields of a request."""

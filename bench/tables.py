@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/measurements.md.
+"""The tables of README.md, docs/results.md and docs/measurements.md.
 
 Each stands between ``<!-- table NAME -->`` and ``<!-- end -->``; all else of the pages
 is written by hand. A *lead* is how much less time a request takes on average with
@@ -17,7 +17,7 @@ Cell = Mapping[str, Any]
 Rows = list[list[str]]
 Results = Mapping[str, Any]
 
-PAGES = "results.md", "measurements.md"
+PAGES = "README.md", "docs/results.md", "docs/measurements.md"
 USUAL = "8 ranks, 32 slots, steps of 8,192"
 MEAN, TAIL, SERVED = "mean_e2el_ms", "p99_ttft_ms", "output_throughput"
 TPOT = "mean_tpot_ms"
@@ -107,7 +107,7 @@ OURS = "align", "cap"
 
 def regimes(results: Results) -> Rows:
     """By regime how `adaptive` compares with `off` and with the best rival."""
-    head = ["regime", "cells", "time over `off`", "lead over other engines' rules"]
+    head = ["regime", "cells", "latency over `off`", "lead over other engines' rules"]
     rows: Rows = [[*head, "lead over the best"]]
     by_regime = groups(results["regimes"]["cells"], "regime")
     everything = [cell for cells in by_regime.values() for cell in cells]
@@ -141,15 +141,23 @@ def usual(results: Results) -> list[Cell]:
     return select(results["regimes"]["cells"], regime=USUAL)
 
 
+WHOSE = (
+    "our dispatch alone",
+    "align, vLLM's dispatch",
+    "align",
+    "align, our order",
+    "adaptive, in order, vLLM's dispatch",
+    "adaptive, vLLM's dispatch",
+    "adaptive, in order",
+    "adaptive",
+)
+
+
 def whose(results: Results) -> Rows:
     """What rule, dispatch and order bring, one after the other."""
     cells = usual(results)
-    rows: Rows = [["served", "time over `off`", "lead", "worst", "behind"]]
-    for name in (
-        *("our dispatch alone", "align, vLLM's dispatch", "align", "align, our order"),
-        *("adaptive, in order, vLLM's dispatch", "adaptive, vLLM's dispatch"),
-        *("adaptive, in order", "adaptive"),
-    ):
+    rows: Rows = [["served", "latency over `off`", "lead", "worst", "behind"]]
+    for name in WHOSE:
         leads = [lead(cell, name) for cell in cells]
         rows.append(
             [
@@ -182,24 +190,47 @@ def won(off: float, adaptive: float, without: float) -> str:
     return percent((off - adaptive) / (off - without), ".0f")
 
 
+WITHIN = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
+"""Its column is the share of requests that keep both limits, in per cent."""
+SEEN = ["TTFT p50, s", "times", "TTFT p99, s", "times", "TPOT, ms", WITHIN]
+
+
+def seen(cells: Sequence[Cell]) -> list[str]:
+    """What users see, `off` → `adaptive`, means of the cells."""
+    columns = []
+    for name, form, unit in (
+        (FIRST_TOKEN, ".1f", 1e-3),
+        (TAIL, ".1f", 1e-3),
+        (TPOT, ".0f", 1),
+        ("goodput", ".0f", 100),
+    ):
+        off, now = (
+            unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
+            for policy in ("off", "adaptive")
+        )
+        columns.append(f"{off:{form}} → {now:{form}}")
+        if "ttft" in name:
+            columns.append(f"{now / off:.1f}")
+    return columns
+
+
 def first_tokens(results: Results) -> Rows:
-    """What users see, `off` → `adaptive`."""
-    goodput = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
-    rows: Rows = [["trace, load", "TTFT p50, s", "TTFT p99, s", "TPOT, ms", goodput]]
-    for (trace, load), cells in groups(usual(results), "of", "load").items():
-        columns = []
-        for name, form, unit in (
-            ("median_ttft_ms", ".1f", 1e-3),
-            (TAIL, ".0f", 1e-3),
-            ("mean_tpot_ms", ".0f", 1),
-            ("goodput", ".0f", 100),
-        ):
-            means = [
-                unit * statistics.fmean(figure(c, p, name) for c in cells)
-                for p in ("off", "adaptive")
-            ]
-            columns.append(" → ".join(f"{each:{form}}" for each in means))
-        rows.append([f"{trace}, {load_name(load)}", *columns])
+    """What users see in windows of traces."""
+    found = groups(usual(results), "of", "load").items()
+    rows = ([f"{of}, {load_name(load)}", *seen(cells)] for (of, load), cells in found)
+    return [["trace, load", *SEEN], *rows]
+
+
+POISSON = "requests come at random, drawn lengths"
+
+
+def poisson(results: Results) -> Rows:
+    """What users see where requests come at random; `first` is the number of ranks."""
+    rows: Rows = [["prompt / answer, ranks, load", *SEEN, "mean latency"]]
+    for cell in select(results["regimes"]["cells"], regime=POISSON):
+        place = f"{cell['of']}, {cell['first']}, {load_name(cell['load'])}"
+        latency = figure(cell, "adaptive") / figure(cell, "off")
+        rows.append([place, *seen([cell]), f"{latency:.2f}"])
     return rows
 
 
@@ -217,7 +248,7 @@ def by_load(results: Results) -> Rows:
 def of_rivals(results: Results) -> Rows:
     """How each rival compares with `adaptive` over all cells in which it is run."""
     cells = results["regimes"]["cells"]
-    rows: Rows = [["rule", "time over `adaptive`", "least", "most", "ahead"]]
+    rows: Rows = [["rule", "latency over `adaptive`", "least", "most", "ahead"]]
     for name in rivals(usual(results)[0]):
         having = [cell for cell in cells if name in cell["policies"]]
         ratios = [figure(cell, name) / figure(cell, "adaptive") for cell in having]
@@ -236,12 +267,6 @@ def by_trace(results: Results, head: Sequence[str], name: str, *pairs: str) -> R
             ratios = [figure(c, one, name) / figure(c, over, name) for c in cells]
             rows[-1] += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
     return rows
-
-
-def tails(results: Results) -> Rows:
-    """TTFT p99 of `adaptive` over that of `off` and of `align`."""
-    head = "over `off`", "most", "over `align`", "most"
-    return by_trace(results, head, TAIL, "adaptive", "off", "adaptive", "align")
 
 
 def servers(results: Results) -> Rows:
@@ -400,6 +425,47 @@ def roles(results: Results) -> Rows:
     return rows
 
 
+# ---- The headline
+
+
+FIRST_TOKEN = "median_ttft_ms"
+AT_90 = "public traces at 90 % of what plain vLLM can serve"
+
+
+def headline(results: Results) -> Rows:
+    """By load, over `off`: latency with `align` and `adaptive`, and its first token."""
+    rows: Rows = [["load", "latency, `align`", "latency, `adaptive`"]]
+    rows[0].append("first token, `adaptive`")
+    for cell in (c for c in results["real"]["cells"][:1] if c["rounds"]):
+        policies = cell["policies"]
+        tokens = zip(
+            *(policies[n][FIRST_TOKEN] for n in ("adaptive", "off")), strict=True
+        )
+        ratios = [policies[name]["ratio"][0] for name in ("align", "adaptive")]
+        ratios.append(geometric(now / off for now, off in tokens))
+        ran = f"{cell['rounds']} rounds, {cell['date']}"
+        what = "two real ranks on CPU cores, nothing emulated, all slots in use"
+        rows.append([f"**measured:** {what} ({ran})", *(f"{x:.2f}" for x in ratios)])
+        predicted = (f"{cell['predicted'][name]:.2f}" for name in ("align", "adaptive"))
+        rows.append(["the simulator's prediction of it", *predicted, ""])
+    cells = results["regimes"]["cells"]
+    traces = [cell for cell in cells if cell["of"] in {c["of"] for c in usual(results)}]
+    for what, found in (
+        ("**simulated:** public traces, all slots in use", select(traces, load=None)),
+        (AT_90, select(traces, load=0.9)),
+        ("at 60 %", select(traces, load=0.6)),
+        ("at 30 %", select(traces, load=0.3)),
+        ("Poisson arrivals at 35 to 65 %", select(cells, regime=POISSON)),
+    ):
+        ratios = [
+            mean_ratio(found, "align", "off"),
+            mean_ratio(found, "adaptive", "off"),
+            mean_ratio(found, "adaptive", "off", FIRST_TOKEN),
+        ]
+        rows.append([what, *(f"{ratio:.2f}" for ratio in ratios)])
+    return rows
+
+
 # ---- Real ranks
 
 
@@ -480,13 +546,14 @@ def made(results: Results) -> Rows:
 TABLES: dict[str, Callable[[Results], Rows]] = {
     each.__name__: each
     for each in (
+        headline,
         regimes,
         barrier,
         whose,
         first_tokens,
+        poisson,
         by_load,
         of_rivals,
-        tails,
         servers,
         one_rank,
         deployments,
@@ -528,5 +595,5 @@ def fill(root: Path) -> None:
     paths = (root / "bench" / "results").glob("*.json")
     results = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in paths}
     for name in PAGES:
-        page = root / "docs" / name
+        page = root / name
         page.write_text(filled(page.read_text(encoding="utf-8"), results), "utf-8")

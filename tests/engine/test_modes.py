@@ -1,4 +1,4 @@
-"""Adaptive balance in every way to run vLLM, as docs/modes.md lists them."""
+"""Adaptive balance in every way to run vLLM, as docs/compatibility.md lists them."""
 
 import json
 import re

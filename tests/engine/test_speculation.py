@@ -115,7 +115,7 @@ def run(models, method, count, policy, asynchronous):
         additional_config={"kv_blocks": 100, "shared_prefix": SHARED},
     ) as ranks:
         # Upstream's asynchronous scheduler loses the drafts of a pause that keeps
-        # requests, with any policy: docs/modes.md.
+        # requests, with any policy: docs/compatibility.md.
         pauses = ("wait", "abort") if asynchronous else PAUSES
         stress(ranks, random.Random(policy), 5, pauses, tokens=(PROMPT, OUTPUT))
         reports = ranks.stop()

@@ -121,11 +121,12 @@ def settings_for_pip(config: pip_config.PipSettings, settings: Path) -> list[str
     for source in sources:
         known = values.get(source.setting, "")
         values[source.setting] = f"{known} {source.location}".strip()
-    remote = {"http", "https"}
-    here = (
-        one.location for one in sources if urlsplit(one.location).scheme not in remote
-    )
-    folders = {pip_config.local_path(location) for location in here}
+    folders = set()
+    for source in sources:
+        if urlsplit(source.location).scheme not in {"http", "https"}:
+            folder = pip_config.local_path(source.location)
+            # The pages of an index link to files beside its folder.
+            folders.add(folder if source.setting == "find-links" else folder.parent)
     volumes = [f"{folder}:{folder}" for folder in folders]
     if "proxy" in options:
         values["proxy"] = options["proxy"]

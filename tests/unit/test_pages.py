@@ -1,17 +1,24 @@
-"""The pages: links lead somewhere, and commands are ones that a shell and we take."""
+"""The pages: links lead somewhere, commands are taken, and two READMEs agree.
+
+Tables that are made of results are compared in `test_bench.py`.
+"""
 
 import argparse
 import re
 import shlex
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from vllm.benchmarks.dp_balance import cli
 from vllm.benchmarks.dp_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REPORTS = sorted((ROOT / "docs" / "upstreaming").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *REPORTS])
 PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 SIMULATOR = "vllm bench dp-balance "
@@ -34,8 +41,8 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_newcomers_find_every_page_from_the_readme():
-    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text()))
-    pages = {str(page.relative_to(ROOT)) for page in PAGES}
+    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", README))
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if page not in REPORTS}
     assert pages - linked <= {"README.md"}
 
 
@@ -79,3 +86,42 @@ def our_parser_takes(given):
 
 def test_commands_were_found():
     assert sum(len(commands(page)) for page in PAGES) > 50
+
+
+def test_the_pages_name_one_range_of_pythons_for_each_target():
+    text = "\n".join(page.read_text() for page in PAGES)
+    found = {*re.findall(r"3\.\d+ to 3\.\d+", text)}
+    assert found == {"3.10 to 3.13", "3.10 to 3.12"}
+
+
+def test_operators_go_back_when_the_alerts_fire():
+    """After as long, and at the same thresholds."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (.*) \| (\d+) minutes \| `(\w+)` \|$", page, re.M)
+    path = ROOT / "deploy" / "kubernetes" / "monitoring" / "alerts.yaml"
+    (group,) = yaml.safe_load(path.read_text())["spec"]["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    thresholds = {"10 s": "> 10", "a tenth": "> 0.1 *", "20 ms": "> 0.02"}
+    assert len(rows) == len(thresholds)
+    for (what, minutes, name), (said, expression) in zip(
+        rows, thresholds.items(), strict=True
+    ):
+        assert said in what
+        assert expression in rules[name]["expr"]
+        assert rules[name]["for"] == f"{minutes}m"
+
+
+def figures(text):
+    """Of each section the numbers but those of links, and those of tables in order."""
+    sections = re.split(r"^## .*$", re.sub(r"\]\([^)]*\)", "]", text), flags=re.M)
+    tables = ["\n".join(re.findall(r"^\|.*", each, re.M)) for each in sections]
+    number = re.compile(r"\d+(?:[.,]\d+)*")
+    numbers = [Counter(number.findall(each)) for each in sections]
+    return list(zip(numbers, map(number.findall, tables), strict=True))
+
+
+def test_the_chinese_readme_has_the_figures_of_the_english_one():
+    """Those of its five sections, which are the first ones."""
+    chinese = figures((ROOT / "README.zh.md").read_text(encoding="utf-8"))
+    assert len(chinese) == 5
+    assert chinese == figures(README)[:5]

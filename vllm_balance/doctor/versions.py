@@ -1,4 +1,4 @@
-"""The vendor's versions that belong to a line, from the table of docs/install.md.
+"""The vendor's versions that belong to a line, from the table of docs/compatibility.md.
 
 The page also names the file of upstream that says so; a test compares all three.
 """

@@ -1,6 +1,7 @@
 """What renews the results, and the tables of the pages."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_a_table_shows_the_worst_cell_and_whose_it_is():
 
 @pytest.mark.parametrize("page", tables.PAGES)
 def test_the_tables_are_those_of_the_results(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     results = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in (ROOT / "bench" / "results").glob("*.json")
@@ -82,9 +83,35 @@ def test_the_tables_are_those_of_the_results(page):
     assert tables.filled(text, results) == text
 
 
-def test_the_picture_of_the_rule_can_be_drawn(tmp_path):
-    script = "import sys; sys.path.append('bench'); import pictures; pictures.rent()"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+DRAW = """
+import sys
+sys.path.append("bench")
+import pathlib, pictures
+for name in ("rent", "load", "adaptive", "off"):
+    pictures.draw(name, pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_the_pictures_are_those_of_the_policies(tmp_path):
+    """As they are drawn now; other versions of matplotlib draw other files."""
+    command = [sys.executable, "-c", DRAW, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    drawn = {path.stem: path.read_text() for path in tmp_path.iterdir()}
+    assert all("</svg>" in text for text in drawn.values())
+    for name in ("off", "adaptive"):
+        kept = ROOT / "docs" / "pictures" / f"{name}.svg"
+        assert drawn[name] == kept.read_text()
+
+
+def test_no_policy_looks_as_if_it_computed_fewer_prompts():
+    tokens = {}
+    for name in ("off", "cap", "align", "adaptive"):
+        text = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+        found = re.search(rf"{name}: ([\d,]+) tokens of prompts computed in", text)
+        assert found is not None
+        tokens[name] = int(found[1].replace(",", ""))
+    assert min(tokens.values()) > 0.9 * max(tokens.values())
+    assert tokens["adaptive"] > 0.97 * tokens["off"]
 
 
 def test_ranks_of_a_cell_have_a_server_each():

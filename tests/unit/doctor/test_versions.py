@@ -11,8 +11,8 @@ from vllm_balance.doctor.versions import LINES, order
 PATHS = Paths.find()
 LOCK = load_lock(PATHS.lock)
 PINNED = ".".join(LOCK.vllm.version.split(".")[:2])
-PAGE = (PATHS.root / "docs/install.md").read_text(encoding="utf-8")
-PAGE = PAGE[PAGE.index("### Versions by line") :]
+PAGE = (PATHS.root / "docs/compatibility.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition("## Versions by line")[2].partition("\n## ")[0]
 ROWS = [re.split(r" *\| *", line)[1:-1] for line in re.findall(r"^\|.*", PAGE, re.M)]
 TABLE = {what: dict(zip(ROWS[0][1:], cells, strict=True)) for what, *cells in ROWS[2:]}
 """What it is of, to the version by line, and to the file that says it."""

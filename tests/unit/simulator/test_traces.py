@@ -12,7 +12,6 @@ from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, rea
 from vllm.benchmarks.dp_balance.requests.workload import traced_requests
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
-from vllm.benchmarks.dp_balance.step_time.steps import read_server_logs
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -99,14 +98,13 @@ def test_what_is_assumed_of_times_in_a_table_is_said(tmp_path, capsys):
     assert "unless they are dates, are read as seconds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("read", [read_trace, lambda p: read_server_logs([p], 2)])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(read, tmp_path):
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(fifo := tmp_path / "fifo")
     for path in (fifo, Path("/dev/zero")):
         with pytest.raises(UsageError, match=f"{path}: is no regular file; write"):
-            read(path)
+            read_trace(path)
     with pytest.raises(UsageError, match="cannot be read"):
-        read(tmp_path)
+        read_trace(tmp_path)
 
 
 def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path, capsys):

@@ -7,8 +7,8 @@ import sys
 
 import psutil
 import pytest
+from vllm.benchmarks.dp_balance.cost_from import cost_of
 from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.step_time.learned import cost_of_server
 from vllm.benchmarks.dp_balance.trial import server as server_module
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
@@ -159,7 +159,7 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
 def test_a_refusal_is_told_as_it_was(status, said):
     with answering(lambda *_: "no", status) as url:
         endpoint = Endpoint(url)
-        for ask in (endpoint.figures, lambda: cost_of_server(url, 4096)):
+        for ask in (endpoint.figures, lambda: cost_of(url, 4096)):
             with pytest.raises(UsageError, match=f"{url}/metrics: .*{said}") as caught:
                 ask()
             assert "log-stats" not in str(caught.value)
@@ -183,7 +183,7 @@ def test_who_does_not_answer_is_told_with_the_reason(port, monkeypatch):
             Endpoint(url).figures()
     for url in ("ftp://h:1", "h:1", "http://[::1", "http://:1", "http://h:70000", ""):
         with pytest.raises(UsageError, match="is no address of a server; give http"):
-            cost_of_server(url, 4096)
+            Endpoint(url)
     with answering(lambda *_: METRICS) as url:
         secure = Endpoint(url.replace("http", "https"))
         with pytest.raises(UsageError, match=r"/metrics: no answer \("):

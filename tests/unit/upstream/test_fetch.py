@@ -141,17 +141,24 @@ def test_find_links_may_be_a_folder(case, tmp_path):
         case.cached.unlink()
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ("find-links", "there is no such folder"),
-        ("index-url", "an index is asked over http or https alone"),
-    ],
-)
-def test_a_folder_that_cannot_be_read_is_an_error(setting, problem, case):
+def test_an_index_may_be_a_folder(case, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / NAME).write_bytes(DATA)
+    page = tmp_path / "simple" / "vllm" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_bytes(case.index.page("vllm"))
+    case.pip(index_url=(tmp_path / "simple").as_uri())
+    assert case.get() == DATA
+    case.cached.unlink()
+    assert "it does not list the file" in case.refusal(project="other")
+
+
+@pytest.mark.parametrize("setting", ["find-links", "index-url"])
+def test_a_folder_that_is_not_there_is_an_error(setting, case):
     case.index.stop()
     case.pip(retries="0", **{setting.replace("-", "_"): "file:///does/not/exist"})
-    assert f"{setting} (file:///does/not/exist): {problem}" in case.refusal()
+    said = f"{setting} (file:///does/not/exist): there is no such folder"
+    assert said in case.refusal()
 
 
 def test_a_login_is_used_and_never_shown(case):

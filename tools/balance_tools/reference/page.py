@@ -72,7 +72,7 @@ def _serve(paths: Paths) -> Iterator[str]:
 
 def _parsers(root: Path) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Each verb of our commands, and its parser."""
-    sys.path += [str(root / "bench"), str(root / "tests/unit/helpers")]
+    sys.path.append(str(root / "bench"))
     importlib.import_module("pure_vllm")  # parsers need no engine
     bench = argparse.ArgumentParser()
     importlib.import_module("vllm.benchmarks.dp_balance.cli").add_cli_args(bench)
@@ -144,7 +144,7 @@ def _reasons(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(read_text(path))):
             if isinstance(node, ast.keyword) and node.arg == "reason":
                 parts = ast.walk(node.value)
-                found |= {one.value for one in parts if isinstance(one, ast.Constant)}
+                found |= {str(p.value) for p in parts if isinstance(p, ast.Constant)}
             elif isinstance(node, ast.Call) and "opened" in ast.unparse(node.func):
                 found.add(names[ast.unparse(node.args[0])])
     _check(REASONS, found, "reasons of policies")

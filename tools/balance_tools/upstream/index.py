@@ -106,16 +106,20 @@ class Index:
         if urlsplit(location).scheme in {"http", "https"}:
             url = location if is_flat else f"{location.rstrip('/')}/{name}/"
             found = self._page(source, url, name)
-        elif not is_flat:
-            raise SourceError("an index is asked over http or https alone")
-        elif not (folder := local_path(location)).is_dir():
+        elif not (folder := local_path(location).resolve()).is_dir():
             raise SourceError("there is no such folder")
-        else:
+        elif is_flat:
             found = [
                 Link(source, file.name, file.as_uri(), None, file.stat().st_size)
-                for file in sorted(folder.resolve().iterdir())
+                for file in sorted(folder.iterdir())
                 if file.is_file()
             ]
+        elif (page := folder / name / "index.html").is_file():
+            html = page.read_text(encoding="utf-8")
+            listed = ProjectPage.from_html(name, html, base_url=page.as_uri())
+            found = _links(source, listed)
+        else:
+            found = []
         return tuple(link for link in found if link.release[0] == name)
 
     @contextmanager
@@ -152,31 +156,34 @@ class Index:
             except NOT_A_PAGE as error:
                 text = "its answer is not a page of the simple API"
                 raise SourceError(text) from error
-        return [
-            Link(
-                source,
-                package.filename,
-                package.url,
-                package.digests.get("sha256"),
-                package.size,
-                (package.yanked_reason or "") if package.is_yanked else None,
-            )
-            for package in page.packages
-        ]
+        return _links(source, page)
 
     def _get(self, url: str, headers: dict[str, str]) -> Any:
-        options = self._settings.options
-        proxies = dict.fromkeys(("http", "https"), options.get("proxy"))
+        proxy = self._settings.options.get("proxy")
         try:
             return self._session.get(
                 url,
                 headers=headers,
                 stream=True,
                 timeout=self._settings.timeout,
-                proxies=proxies if "proxy" in options else None,
+                proxies={"http": proxy, "https": proxy} if proxy else None,
             )
         except NO_CONNECTION as error:
             raise _failure(error) from error
+
+
+def _links(source: Source, page: ProjectPage) -> list[Link]:
+    return [
+        Link(
+            source,
+            package.filename,
+            package.url,
+            package.digests.get("sha256"),
+            package.size,
+            (package.yanked_reason or "") if package.is_yanked else None,
+        )
+        for package in page.packages
+    ]
 
 
 def _chunks(response: Any) -> Iterator[bytes]:

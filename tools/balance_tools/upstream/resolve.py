@@ -24,11 +24,11 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
     Raises:
         ToolError: the index lacks a version, or a source fails.
     """
+    of_vllm, wanted = _version("vllm", vllm), _version("vllm-ascend", ascend)
     vllm_links = all_links(index, "vllm")
     ascend_links = all_links(index, "vllm-ascend")
-    wanted = _version("vllm-ascend", ascend)
     sources = Lock(
-        vllm=_sdist(index, vllm_links, "vllm", _version("vllm", vllm)),
+        vllm=_sdist(index, vllm_links, "vllm", of_vllm),
         vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
     )
     ends = tuple(f"_{arch}.whl" for arch in ARCHITECTURES)
