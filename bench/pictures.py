@@ -27,7 +27,7 @@ from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
-from vllm.v1.core.sched.balance.core.policies.adaptive import Adaptive
+from vllm.v1.core.sched.balance.core.policies.adaptive import Adaptive, _slack
 from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 
 import tables
@@ -60,9 +60,10 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
         if cost is not None and ages and not decision.admit:
             requests = sum(snapshot.running) + sum(snapshot.waiting)
             load = requests / sum(snapshot.max_running)
-            weight = (1 + policy._slack(load)) / (requests * policy._flow.stretch)
+            stretch = policy.state.known.flow.stretch
+            weight = (1 + _slack(load, stretch)) / (requests * stretch)
             times.append(now)
-            rents.append(sum(policy._waiting) * weight)
+            rents.append(sum(policy.state.waits.waiting) * weight)
             wastes.append(cost.waste(0.5, len(ages) / 8, 1 - len(ages) / 4))
         elif ages:
             break
