@@ -20,9 +20,10 @@ the lines of the patch that call it, then the function, its line here and its te
 | timeouts.timeout_of | server_end, rank.gate | it serves the others | |
 
 The patches are `data-parallel-balance-…`; `rank` is a room of the balance package.
-Numbers are of issues and pull requests of vllm-project/vllm. Two fixes are a line in a
-patch alone: the exit status of a host without an API server (ending.patch, not
-reported), and a resume of ranks that are not paused (survival.patch, #55229, open).
+Numbers are of issues and pull requests of vllm-project/vllm, and docs/upstreaming has
+the text of what is not reported. Two fixes are a line in a patch alone: the exit status
+of a host without an API server (ending.patch, not reported), and a resume of ranks that
+are not paused (survival.patch, #55229, open).
 
 What `security-*.patch` call answers published vulnerabilities: `grammars`, `media`,
 `request_checks`, and the `limits` of all. Each of these patches says in its header
