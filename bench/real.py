@@ -9,8 +9,9 @@ parameters. Each cell is a trial of four policies. A turn of one takes about a m
 and all cells in three rounds some four hours of two idle cores; what comes first in
 `cells` is run first. Turns that have ended are kept in build/real, by the sources of
 balance scheduling: stop it whenever you like, and run it again to go on. What is there
-then is in bench/results/real.json and the tables, which say what was not run. In the
-same cells the simulator predicts the ratios, with the costs that `adaptive` learned.
+then is in bench/results, in a file for each machine, and in the tables, which say what
+was not run. In the same cells the simulator predicts the ratios, with the costs that
+`adaptive` learned.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import signal
 import statistics
 import sys
@@ -40,7 +42,7 @@ from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACES, RESULT = ROOT / "bench" / "traces", ROOT / "bench" / "results" / "real.json"
+TRACES, RESULTS = ROOT / "bench" / "traces", ROOT / "bench" / "results"
 BALANCE = ROOT / "vllm" / "v1" / "core" / "sched" / "balance"
 POLICIES = ("off", "cap", "align", "adaptive")
 ROUNDS = 3
@@ -321,6 +323,12 @@ def results_in(folder: Path) -> list[Path]:
     return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
 
 
+def result_of(bench: Bench) -> Path:
+    """The file of this machine, with as many ranks and API servers."""
+    name = re.sub(r"\W+", "-", ranks.machine().lower())
+    return RESULTS / f"real-{name}-{bench.ranks}-ranks-{bench.servers}-servers.json"
+
+
 def write(bench: Bench, every: list[Cell]) -> int:
     """Write the result as it is now, and fill the tables; how many cells it has."""
     found = [bench.summary(cell) for cell in every]
@@ -338,7 +346,8 @@ def write(bench: Bench, every: list[Cell]) -> int:
     }
     lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in found)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
-    RESULT.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    path = result_of(bench)
+    path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
     tables.fill(ROOT)
     return len(known)
 
@@ -380,7 +389,7 @@ def main() -> int:
                 if bench.is_over:
                     break
         known = write(bench, every)
-        print(f"{RESULT}: has {known} of {len(every)} cells")
+        print(f"{result_of(bench)}: has {known} of {len(every)} cells")
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ picked for each cell afterwards.
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -436,15 +436,20 @@ def headline(results: Results) -> Rows:
     """By load, over `off`: latency with `align` and `adaptive`, and its first token."""
     rows: Rows = [["load", "latency, `align`", "latency, `adaptive`"]]
     rows[0].append("first token, `adaptive`")
-    for cell in (c for c in results["real"]["cells"][:1] if c["rounds"]):
+    for machine, cell in measured(results):
+        if real_place(cell) != HEADLINE:
+            continue
         policies = cell["policies"]
         tokens = zip(
-            *(policies[n][FIRST_TOKEN] for n in ("adaptive", "off")), strict=True
+            policies["adaptive"][FIRST_TOKEN],
+            policies["off"][FIRST_TOKEN],
+            strict=True,
         )
         ratios = [policies[name]["ratio"][0] for name in ("align", "adaptive")]
         ratios.append(geometric(now / off for now, off in tokens))
-        ran = f"{cell['rounds']} rounds, {cell['date']}"
-        what = "two real ranks on CPU cores, nothing emulated, all slots in use"
+        what = f"two real ranks on {machine}, nothing emulated, all slots in use"
+        ran = f"{cell['rounds']} rounds" if cell["rounds"] > 1 else "1 round"
+        ran = f"{ran}, {cell['date']}"
         rows.append([f"**measured:** {what} ({ran})", *(f"{x:.2f}" for x in ratios)])
         predicted = (f"{cell['predicted'][name]:.2f}" for name in ("align", "adaptive"))
         rows.append(["the simulator's prediction of it", *predicted, ""])
@@ -469,6 +474,23 @@ def headline(results: Results) -> Rows:
 # ---- Real ranks
 
 
+HEADLINE = "80–720 → 10–86; all slots; asynchronous"
+"""The cell of real ranks that the README begins with."""
+
+
+def real_results(results: Results) -> list[dict[str, Any]]:
+    """Of each machine on which real ranks were measured."""
+    return [results[name] for name in sorted(results) if name.startswith("real-")]
+
+
+def measured(results: Results) -> Iterator[tuple[str, Cell]]:
+    """The cells of real ranks that were run, with the machine."""
+    for result in real_results(results):
+        for cell in result["cells"]:
+            if cell["rounds"]:
+                yield result["machine"], cell
+
+
 def real_place(cell: Cell) -> str:
     """A cell of real ranks in words, by what differs from the first."""
     divided = f", lengths / {cell['divided by']}" if cell["divided by"] > 1 else ""
@@ -489,20 +511,28 @@ def real(results: Results) -> Rows:
     """Times over `off` by the rounds, with their range, and as predicted."""
     policies = "cap", "align", "adaptive"
     rows: Rows = [["requests", "`off`, s", *(f"`{name}`" for name in policies)]]
-    for cell in results["real"]["cells"]:
-        if not cell["rounds"]:
-            rows.append([real_place(cell), "not run", *("" for _ in policies)])
-            continue
+    known, machine = list(measured(results)), ""
+    for name_of, cell in known:
+        if machine != name_of:
+            rows.append([f"**{name_of}**", *("" for _ in rows[0][1:])])
+            machine = name_of
         off = statistics.fmean(cell["policies"]["off"][MEAN]) / 1e3
         rows.append([real_place(cell), f"{off:.1f}"])
         for name in policies:
             mean, low, high = cell["policies"][name]["ratio"]
             ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
             rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
-    known = [cell for cell in results["real"]["cells"] if cell["rounds"]]
+    run = {real_place(cell) for _, cell in known}
+    wanted = (cell for result in real_results(results) for cell in result["cells"])
+    for place in dict.fromkeys(map(real_place, wanted)):
+        if place not in run:
+            rows.append([place, "not run", *("" for _ in policies)])
     rows.append([f"predicted within {100 * CLOSE:.0f} points", ""])
     for name in policies:
-        errors = [c["policies"][name]["ratio"][0] - c["predicted"][name] for c in known]
+        errors = [
+            cell["policies"][name]["ratio"][0] - cell["predicted"][name]
+            for _, cell in known
+        ]
         close = sum(abs(error) <= CLOSE for error in errors)
         rows[-1].append(f"{close} of {len(known)}")
     return rows
@@ -512,9 +542,11 @@ def real_costs(results: Results) -> Rows:
     """What was learned in each cell that was run, and how long ranks waited."""
     rows: Rows = [["requests", "decode", "own", "shared", "padding", "exchange"]]
     rows[0].append("waits, `off` → `adaptive`")
-    for cell in results["real"]["cells"]:
-        if not cell["rounds"]:
-            continue
+    machine = ""
+    for name, cell in measured(results):
+        if machine != name:
+            rows.append([f"**{name}**", *("" for _ in rows[0][1:])])
+            machine = name
         learned, waits = cell["learned_seconds"], cell["waiting_share"]
         parts = (f"{1e3 * learned[part]:.0f}" for part in rows[0][1:5])
         shares = (waits.get(name) for name in ("off", "adaptive"))
@@ -538,7 +570,7 @@ def made(results: Results) -> Rows:
         version = head["versions"]
         python = f"{head['interpreter']} {version['python']}"
         rows.append([name, python, version["balance"]])
-    if head := results.get("real"):
+    for head in real_results(results):
         rows.append(["real", head["machine"], head["versions"]["balance"]])
     return rows
 

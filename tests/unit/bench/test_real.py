@@ -106,7 +106,9 @@ def test_the_table_says_what_was_not_run(bench):
     assert bench(1).make(cells[0], 3, no_bar)
     found = json.loads(json.dumps([bench(1).summary(cell) for cell in cells]))
     page = "<!-- table real -->\n<!-- end -->\n<!-- table real_costs -->\n<!-- end -->"
-    filled = tables.filled(page, {"real": {"cells": found}})
+    results = {"real-a": {"machine": "one core", "cells": found}}
+    filled = tables.filled(page, results)
+    assert filled.count("| **one core** |") == 2
     first = "| 80–720 → 10–86; all slots; synchronous | 0.0 |"
     assert f"{first} 0.90 (0.80–1.00) / 1.00 |" in filled
     assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
@@ -116,14 +118,16 @@ def test_the_table_says_what_was_not_run(bench):
 
 
 def test_what_is_known_is_written_whenever_a_cell_is_done(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(real, "RESULT", tmp_path / "real.json")
+    monkeypatch.setattr(real, "RESULTS", tmp_path / "results")
+    real.RESULTS.mkdir()
     monkeypatch.setattr(tables, "fill", lambda _: None)
     cells = [real.Cell(), real.Cell("Mooncake")]
     assert real.write(bench(1), cells) == 0
-    assert not real.RESULT.exists()
+    path = real.result_of(bench(1))
+    assert not path.exists()
     assert bench(1).make(cells[0], 1, no_bar)
     assert real.write(bench(1), cells) == 1
-    found = json.loads(real.RESULT.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
     assert [cell["rounds"] for cell in found["cells"]] == [1, 0]
     assert found["machine"] == ranks.machine()
     assert found["versions"] == {"balance": "abc"}
