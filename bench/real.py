@@ -25,7 +25,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,7 +56,8 @@ class Window(NamedTuple):
     file: str
     first: int
     divisor: int
-    """Of prompts and answers: a core is slower than an accelerator by more."""
+    """Of prompts and answers: a core is slower than an accelerator by more. The text
+    of a prompt encodes to more tokens than it was made of, see `write_sent`."""
 
 
 DRAWN = "80–720 → 10–86"
@@ -174,6 +175,24 @@ def write_trace(path: Path, window: Window, count: int, rate: float) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
+def write_sent(path: Path, trace: Path, saved: Mapping[str, Any]) -> None:
+    """The trace as a turn has sent it: the server counts more tokens in each prompt.
+
+    vLLM's client makes text of random tokens, and other tokens are made of the text.
+    """
+    rows = map(json.loads, trace.read_text(encoding="utf-8").splitlines())
+    lines = []
+    for row, prompt, answer in zip(
+        rows, saved["input_lens"], saved["output_lens"], strict=True
+    ):
+        ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
+        each = math.ceil(chunks / len(ids))
+        longer = [each * number + part for number in ids for part in range(each)]
+        sent = {"input_length": prompt, "output_length": answer}
+        lines.append(json.dumps({**row, **sent, "hash_ids": longer[:chunks]}) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
+
+
 def served_rate(folder: Path, clients: int) -> float:
     """Requests per second of `off` with all slots in use.
 
@@ -253,8 +272,21 @@ class Bench:
         enough()
         if made:
             drafts = self._accepted(cell)
+            if cell.of in WINDOWS:
+                load = self._as_sent(cell)
             ranks.predict(self.python, path, load, served, POLICIES, drafts)
         return made
+
+    def _as_sent(self, cell: Cell) -> Load:
+        """The load of a trace, with the lengths that the server has counted."""
+        trace, sent = (self.path(cell).with_suffix(f".{x}jsonl") for x in ("", "sent."))
+        (first, *_) = results_in(self.path(cell))
+        saved = json.loads(first.read_text(encoding="utf-8"))
+        write_sent(sent, trace, saved)
+        prompts, clients = PER_RANK[cell.of] * self.ranks, CLIENTS * self.ranks
+        return ranks.replayed(
+            sent, prompts, CHUNK, clients if cell.load is None else None
+        )
 
     def _accepted(self, cell: Cell) -> list[str]:
         """Which drafts were accepted, in options of the simulator, which drafts always.
@@ -291,6 +323,10 @@ class Bench:
         if not labels["rounds"]:
             return labels
         report, path = ranks.report_of(self.path(cell)), self.path(cell)
+        (first, *_) = results_in(path)
+        saved = json.loads(first.read_text(encoding="utf-8"))
+        for what, total in (("prompt", "input"), ("answer", "output")):
+            labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
         names = ("date", "requests", "exchange_us", "learned_seconds", "waiting_share")
         policies = {}
         for name, found in report["policies"].items():

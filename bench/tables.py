@@ -493,14 +493,21 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
 
 def real_place(cell: Cell) -> str:
     """A cell of real ranks in words, by what differs from the first."""
-    divided = f", lengths / {cell['divided by']}" if cell["divided by"] > 1 else ""
-    words = [f"{cell['of']}{divided}", load_name(cell["load"])]
+    words = [cell["of"], load_name(cell["load"])]
+    if cell["divided by"] > 1:
+        sent = f"{cell['prompt']} → {cell['answer']}" if "prompt" in cell else "divided"
+        words[0] += f", {sent}"
     words.append("asynchronous" if cell["asynchronous"] else "synchronous")
     if cell["dense_layers"] != 3:
         words.append(f"{cell['dense_layers'] or 'no'} dense layers")
     if cell["drafts"]:
         words.append(f"{cell['drafts']} drafts (ngram)")
     return "; ".join(words)
+
+
+def _cell_key(cell: Cell) -> tuple[Any, ...]:
+    names = "of", "load", "asynchronous", "dense_layers", "drafts"
+    return tuple(cell[name] for name in names)
 
 
 CLOSE = 0.05
@@ -522,11 +529,11 @@ def real(results: Results) -> Rows:
             mean, low, high = cell["policies"][name]["ratio"]
             ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
             rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
-    run = {real_place(cell) for _, cell in known}
-    wanted = (cell for result in real_results(results) for cell in result["cells"])
-    for place in dict.fromkeys(map(real_place, wanted)):
-        if place not in run:
-            rows.append([place, "not run", *("" for _ in policies)])
+    run = {_cell_key(cell) for _, cell in known}
+    for result in real_results(results)[:1]:
+        for cell in result["cells"]:
+            if _cell_key(cell) not in run:
+                rows.append([real_place(cell), "not run", *("" for _ in policies)])
     rows.append([f"predicted within {100 * CLOSE:.0f} points", ""])
     for name in policies:
         errors = [

@@ -1,6 +1,7 @@
 """What measures real ranks goes on where it was, and says what was not run."""
 
 import json
+import math
 import statistics
 import sys
 
@@ -24,6 +25,7 @@ if words[0] == "simulate":
     runs = [{{"mean_e2el_ms": 10.0}}]
     found = [{{"policy": each, "runs": runs}} for each in policies]
     (folder / "predicted.json").write_text(json.dumps({{"results": found}}))
+    folder.with_name("words").write_text("\\n".join(words))
     sys.exit()
 (folder / "turns").mkdir(parents=True, exist_ok=True)
 rounds = int(value("--rounds"))
@@ -31,6 +33,8 @@ for number in range(4 * rounds):
     turn = folder / "turns" / f"{{number + 1:02}}-{{policies[number % 4]}}.json"
     if not turn.exists():
         saved = {{"start_times": [0.0] * 16 + [10.0] * 12 + [20.0] * 12}}
+        saved |= {{"input_lens": [700] * 40, "output_lens": [50] * 40, "completed": 40}}
+        saved |= {{"total_input_tokens": 28000, "total_output_tokens": 2000}}
         turn.write_text(json.dumps(saved))
         time.sleep(1)
 runs = {{each: [9.0] * rounds for each in {figures}}}
@@ -92,6 +96,23 @@ def test_a_trace_comes_at_its_times_with_what_off_serves_with_all_slots(bench):
     assert not any(shared)
 
 
+def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
+    full = real.Cell("Azure conv")
+    assert bench(1).make(full, 1, no_bar)
+    path = bench(1).path(full)
+    made, sent = (
+        [json.loads(line) for line in path.with_suffix(suffix).read_text().splitlines()]
+        for suffix in (".jsonl", ".sent.jsonl")
+    )
+    assert [row["timestamp"] for row in sent] == [row["timestamp"] for row in made]
+    assert {row["input_length"] for row in sent} == {700}
+    assert {len(row["hash_ids"]) for row in sent} == {math.ceil(700 / real.CHUNK)}
+    assert not set(sent[0]["hash_ids"]) & set(sent[1]["hash_ids"])
+    assert bench(1).summary(full)["prompt"] == 700
+    words = path.with_name("words").read_text().splitlines()
+    assert str(path.with_suffix(".sent.jsonl")) in words
+
+
 def test_prompts_of_a_trace_are_as_long_as_it_says(tmp_path):
     """vLLM makes as many tokens as the hash ids stand for, and no more than asked."""
     for name, window in real.WINDOWS.items():
@@ -112,7 +133,7 @@ def test_the_table_says_what_was_not_run(bench):
     first = "| 80–720 → 10–86; all slots; synchronous | 0.0 |"
     assert f"{first} 0.90 (0.80–1.00) / 1.00 |" in filled
     assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
-    late = "| Mooncake, lengths / 32; 90 %; asynchronous | not run |  |  |  |"
+    late = "| Mooncake, divided; 90 %; asynchronous | not run |  |  |  |"
     assert late in filled
     assert "| 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
 
