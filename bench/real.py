@@ -4,14 +4,14 @@
 
     PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--ranks N]
 
-Nothing is emulated: ranks on CPU cores serve a mixture of experts of 130 million
-parameters. Each cell is a trial of four policies. A turn of one takes about a minute,
-and all cells in three rounds some four hours of two idle cores; what comes first in
-`cells` is run first. Turns that have ended are kept in build/real, by the sources of
-balance scheduling: stop it whenever you like, and run it again to go on. What is there
-then is in bench/results, in a file for each machine, and in the tables, which say what
-was not run. In the same cells the simulator predicts the ratios, with the costs that
-`adaptive` learned.
+Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
+or 512 where cores are slow. Each cell is a trial of four policies. A turn of one takes
+about a minute, and all cells in three rounds some four hours of two idle cores; what
+comes first in `cells` is run first. Turns that have ended are kept in build/real, by
+the sources of balance scheduling: stop it whenever you like, and run it again to go on.
+What is there then is in bench/results, in a file for each machine, and in the tables,
+which say what was not run. In the same cells the simulator predicts the ratios, with
+the costs that `adaptive` learned.
 """
 
 import argparse
@@ -70,6 +70,8 @@ PER_RANK = {DRAWN: 40, "Azure code": 25, "Azure conv": 20, "Mooncake": 20}
 """Requests of a turn."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and there, and how exact its times are."""
+TOGETHER_S = 2.0
+"""Within which clients begin, where each sends its next request after an answer."""
 DENSE, LAYERS, DRAFTS = 3, 6, 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
 
@@ -193,6 +195,23 @@ def write_sent(path: Path, trace: Path, saved: Mapping[str, Any]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
+def refuse_other_times(folder: Path, clients: int) -> None:
+    """Look whether the requests of each turn were sent as slots became free.
+
+    Raises:
+        ToolError: the clients did not begin together.
+    """
+    for path in results_in(folder):
+        times = json.loads(path.read_text(encoding="utf-8"))["start_times"]
+        late = sorted(times)[clients - 1] - min(times)
+        if late > TOGETHER_S:
+            raise ToolError(
+                f"{path}: expected {clients} requests within {TOGETHER_S:g} s of the "
+                f"first, found the last of them {late:.1f} s later: they were sent at "
+                "other times than the cell says; delete it when that is mended"
+            )
+
+
 def served_rate(folder: Path, clients: int) -> float:
     """Requests per second of `off` with all slots in use.
 
@@ -271,6 +290,8 @@ class Bench:
         )
         enough()
         if made:
+            if cell.load is None:
+                refuse_other_times(path, CLIENTS * self.ranks)
             drafts = self._accepted(cell)
             if cell.of in WINDOWS:
                 load = self._as_sent(cell)
@@ -327,7 +348,8 @@ class Bench:
         saved = json.loads(first.read_text(encoding="utf-8"))
         for what, total in (("prompt", "input"), ("answer", "output")):
             labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
-        names = ("date", "requests", "exchange_us", "learned_seconds", "waiting_share")
+        names = "date", "requests", "exchange_us", "learned_seconds", "decode_seconds"
+        names += ("waiting_share",)
         policies = {}
         for name, found in report["policies"].items():
             runs = {figure: found["runs"][figure] for figure in FIGURES}
@@ -378,6 +400,7 @@ def write(bench: Bench, every: list[Cell]) -> int:
         "ranks": bench.ranks,
         "API servers": bench.servers,
         "layers": LAYERS,
+        "hidden size": ranks.hidden_size(),
         "versions": versions,
     }
     lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in found)

@@ -547,7 +547,8 @@ def real(results: Results) -> Rows:
 
 def real_costs(results: Results) -> Rows:
     """What was learned in each cell that was run, and how long ranks waited."""
-    rows: Rows = [["requests", "decode", "own", "shared", "padding", "exchange"]]
+    parts = "decode", "own", "shared", "padding", "attention"
+    rows: Rows = [["requests", *parts, "decode by tokens", "exchange"]]
     rows[0].append("waits, `off` → `adaptive`")
     machine = ""
     for name, cell in measured(results):
@@ -555,11 +556,15 @@ def real_costs(results: Results) -> Rows:
             rows.append([f"**{name}**", *("" for _ in rows[0][1:])])
             machine = name
         learned, waits = cell["learned_seconds"], cell["waiting_share"]
-        parts = (f"{1e3 * learned[part]:.0f}" for part in rows[0][1:5])
+        costs = (f"{1e3 * learned[part]:.0f}" for part in parts)
+        decodes, by_tokens = cell.get("decode_seconds"), ""
+        if decodes:
+            by_tokens = f"{1e3 * decodes['alone']:.0f} + {1e3 * decodes['each']:.1f} n"
         shares = (waits.get(name) for name in ("off", "adaptive"))
         said = ("unknown" if each is None else f"{each:.0%}" for each in shares)
         exchange = f"{cell['exchange_us'] / 1e3:.1f}"
-        rows.append([real_place(cell), *parts, exchange, " → ".join(said)])
+        row = real_place(cell), *costs, by_tokens, exchange, " → ".join(said)
+        rows.append([*row])
     return rows
 
 

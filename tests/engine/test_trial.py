@@ -182,6 +182,7 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
     assert set(report["policies"]) == {"off", "adaptive"}
     assert report["ranks"] == RANKS
     assert report["learned_seconds"]["own"] > 0
+    assert report["decode_seconds"]["alone"] > 0
     assert 0 < report["waiting_share"]["adaptive"] < 1
     for name in ("report.md", "report.json"):
         text = (trial.out / "report" / name).read_text()

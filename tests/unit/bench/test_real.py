@@ -4,12 +4,14 @@ import json
 import math
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 
 import real
 import tables
 from balance_tools.demo import ranks
+from balance_tools.errors import ToolError
 
 VLLM = '''#!{python}
 """Runs a turn of each policy, or predicts; a turn of 01 to 99 takes no time."""
@@ -42,7 +44,10 @@ ratios = {{"mean_e2el_ms": {{"mean": 0.9, "low": 0.8, "high": 1.0}}}}
 report = {{
     "date": "2026-11-28", "requests": 40, "exchange_us": 2000.0,
     "versions": {{"balance": "abc"}}, "waiting_share": {{"off": 0.2, "adaptive": None}},
-    "learned_seconds": dict.fromkeys(["decode", "own", "shared", "padding"], 0.05),
+    "learned_seconds": dict.fromkeys(
+        ["decode", "own", "shared", "padding", "attention"], 0.05
+    ),
+    "decode_seconds": {{"alone": 0.04, "each": 0.0123}},
     "policies": {{each: {{"runs": runs, "ratios": ratios}} for each in policies}},
 }}
 (folder / "report").mkdir(exist_ok=True)
@@ -96,6 +101,28 @@ def test_a_trace_comes_at_its_times_with_what_off_serves_with_all_slots(bench):
     assert not any(shared)
 
 
+def test_requests_that_were_sent_at_other_times_are_no_cell(bench, monkeypatch):
+    """vLLM's client keeps the times of a trace unless it is told not to, and then what
+    is predicted is of another load."""
+    sent = ranks.replayed(Path("trace"), 40, 16, clients=16).sent
+    assert "--no-self-timed" in sent
+    monkeypatch.setattr(real, "CLIENTS", 9)  # of 18, two are sent after 10 s
+    with pytest.raises(ToolError) as error:
+        bench(1).make(real.Cell("Azure conv"), 1, no_bar)
+    assert "expected 18 requests within 2 s of the first" in str(error.value)
+    assert "01-off.json" in str(error.value)
+
+
+def test_the_model_is_smaller_where_cores_are_slow(monkeypatch):
+    for flags, hidden in ("fpu avx2 avx512f", 1024), ("fpu avx2", 512):
+        cpu = {"flags": flags, "model name": "X", "cpu family": "25", "model": "1"}
+        monkeypatch.setattr(ranks, "_cpu", lambda cpu=cpu: cpu)
+        assert ranks.hidden_size() == hidden
+    assert " cores of X (family 25, model 1), " in ranks.machine()
+    monkeypatch.setattr(ranks, "_cpu", dict)
+    assert " cores of " in ranks.machine(), "nor does it fail without Linux"
+
+
 def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
     full = real.Cell("Azure conv")
     assert bench(1).make(full, 1, no_bar)
@@ -135,7 +162,7 @@ def test_the_table_says_what_was_not_run(bench):
     assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
     late = "| Mooncake, divided; 90 %; asynchronous | not run |  |  |  |"
     assert late in filled
-    assert "| 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
+    assert "| 50 | 50 | 50 | 50 | 50 | 40 + 12.3 n | 2.0 | 20% → unknown |" in filled
 
 
 def test_what_is_known_is_written_whenever_a_cell_is_done(bench, tmp_path, monkeypatch):

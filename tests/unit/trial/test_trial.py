@@ -16,7 +16,7 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import OtherPolicyError, Scrape
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
-from vllm.benchmarks.dp_balance.trial.steps import read_steps
+from vllm.benchmarks.dp_balance.trial.steps import decode_seconds, read_steps
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
 
 APART = "cannot be told apart"
@@ -101,15 +101,17 @@ def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
             turns.run(folder, order, lambda _: serve, found, False)
 
 
-def test_costs_are_those_that_were_learned_while_the_load_was_sent(
-    tmp_path, monkeypatch
-):
-    """At the end the last requests decode alone, which is faster."""
+def test_costs_are_of_the_end_but_for_decodes(tmp_path, monkeypatch):
+    """Then the last requests decode alone, which is faster. The medians of the parts,
+    each by itself, once were of no device: attention had been learned in the midst."""
     monkeypatch.setattr(turns, "LOOK_EVERY", 1)
     folder = turns.Folder(tmp_path)
     folder.prepare({})
     order = turns.order(["off", "adaptive"], 1)
-    found, looks = Answers(), iter([{}, {"decode": 0.09}, {"decode": 0.08}, None])
+    found, looks = (
+        Answers(),
+        iter([{}, {"decode": 0.09, "own": 9}, {"decode": 0.08, "own": 8}, None]),
+    )
     enough = threading.Event()
 
     async def send(*_: object) -> dict[str, object]:
@@ -119,7 +121,7 @@ def test_costs_are_those_that_were_learned_while_the_load_was_sent(
 
     def figures(policy: str = "") -> Scrape:
         if policy:  # at the end
-            return Scrape(2, None, {"decode": 0.04})
+            return Scrape(2, None, {"decode": 0.04, "own": 7})
         costs = next(looks, None)
         if costs is None:
             enough.set()
@@ -129,7 +131,7 @@ def test_costs_are_those_that_were_learned_while_the_load_was_sent(
     monkeypatch.setattr(found, "send", send)
     monkeypatch.setattr(found, "figures", figures)
     results = turns.run(folder, order[1:], lambda _: nullcontext(found), found, False)
-    assert results[0].figures.costs == {"decode": pytest.approx(0.085)}
+    assert results[0].figures.costs == {"decode": pytest.approx(0.085), "own": 7}
 
 
 @pytest.mark.parametrize("error", [UsageError, OtherPolicyError])
@@ -312,8 +314,8 @@ def test_so_many_more_rounds_would_tell():
 BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
 LINE = (
     "Iteration({number}): 1 context requests, {prefill} context "
-    "tokens, {decodes} generation requests, 4 generation tokens, iteration elapsed "
-    "time: {ms} ms"
+    "tokens, {decodes} generation requests, {decodes} generation tokens, iteration "
+    "elapsed time: {ms} ms"
 )
 
 
@@ -378,6 +380,26 @@ def test_a_pause_of_ranks_that_had_nothing_to_do_is_no_step(tmp_path):
     )
     lasts = [step.end - step.start for step in read_steps(log)]
     assert lasts == pytest.approx([0.001, 0.2, 0.1, 0.001])
+
+
+def test_what_a_decode_takes_is_found_by_the_tokens_of_the_fullest_rank(tmp_path):
+    clock, lines = 10.0, []
+    for number in range(200):
+        full = 1 + number % 8
+        prompt = 90 * (number % 5 == 0)
+        # One in fifty takes a second.
+        clock += 0.04 + 0.01 * full + 0.3 * bool(prompt) + (number % 50 == 7)
+        for rank, decodes in (0, 1), (1, full):
+            load = {"prefill": prompt * rank, "decodes": decodes}
+            line = LINE.format(number=number, ms=500.0, **load)
+            lines.append(f"{clock} {BY_RANKS.format(rank=rank)}{line}")
+    (log := tmp_path / "a.steps").write_text("\n".join(lines))
+    steps = read_steps(log)
+    found = decode_seconds([steps, steps])
+    assert found == pytest.approx({"alone": 0.04, "each": 0.01}, abs=1e-3)
+    assert decode_seconds([]) is None
+    alike = [step for step in steps if step.number % 8 == 2]
+    assert decode_seconds([alike]) is None, "nothing says what each adds"
 
 
 def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):

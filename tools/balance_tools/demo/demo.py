@@ -53,7 +53,7 @@ def demo(paths: Paths) -> None:
     picture = group_requirements(paths.root / "pyproject.toml", "demo")
     pip(python, "install", f"--constraint={paths.root / CONSTRAINTS}", *picture)
     print(f"What programs of others write meanwhile is in {folder}/*.log")
-    say("Making a mixture of experts of 130 million parameters with random weights")
+    say(f"Making a mixture of experts of hidden size {ranks.hidden_size()}")
     model = ranks.make_model(python, folder / "models")
     served = ranks.Served(ranks.rank_count())
     clients = ranks.CLIENTS * served.ranks

@@ -36,14 +36,33 @@ def rank_count() -> int:
     return min(MOST, max(FEWEST, cores()))
 
 
+def _cpu() -> dict[str, str]:
+    """What Linux says of the first core; nothing where there is no Linux."""
+    if not (info := Path("/proc/cpuinfo")).exists():
+        return {}
+    first, *_ = info.read_text(errors="replace").partition("\n\n")
+    parts = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
 def machine() -> str:
-    """What this machine is called: its cores and their type."""
-    found = []
-    if (info := Path("/proc/cpuinfo")).exists():
-        lines = info.read_text(errors="replace").splitlines()
-        found = [x.partition(":")[2].strip() for x in lines if "model name" in x]
-    name = found[0] if found else platform.processor() or "unknown"
+    """What this machine is called: its cores and their type.
+
+    With numbers, where a host keeps the name of its cores to itself.
+    """
+    cpu = _cpu()
+    name = cpu.get("model name") or platform.processor() or "unknown"
+    if "cpu family" in cpu:
+        name += f" (family {cpu['cpu family']}, model {cpu['model']})"
     return f"{cores()} cores of {name}, {platform.machine()}"
+
+
+def hidden_size() -> int:
+    """Of the model that is served: with 512 a prompt needs a quarter of the work.
+
+    A core without AVX-512 multiplies half as fast, and a turn would take minutes.
+    """
+    return 1024 if "avx512f" in _cpu().get("flags", "").split() else 512
 
 
 @dataclass(frozen=True)
@@ -99,6 +118,8 @@ def replayed(trace: Path, prompts: int, chunk: int, clients: int | None) -> Load
     if clients is None:
         return Load((*sent, "--self-timed"), (*simulated, *timed))
     most = ("--max-concurrency", str(clients))
+    # Else vLLM's client keeps the times of a trace, and the clients are a bound only.
+    sent += ["--no-self-timed"]
     return Load((*sent, *most), (*simulated, "--dataset-name", "custom", *most))
 
 
@@ -134,7 +155,7 @@ def make_model(python: Path, folder: Path, *sizes: str) -> Path:
     Args:
         python: of an environment with the reference wheel.
         folder: gets the model.
-        sizes: options of `tiny_models`.
+        sizes: options of `tiny_models`, beside `hidden_size`.
 
     Raises:
         ToolError: it could not be made.
@@ -145,6 +166,7 @@ def make_model(python: Path, folder: Path, *sizes: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "large")
     # Not from a checkout, whose vllm would be imported.
+    sizes = "--hidden", str(hidden_size()), *sizes
     command = [python, *arguments, "--out", folder.resolve(), *sizes]
     if to_log(command, log, cwd=folder.parent) != 0:
         raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")

@@ -3,6 +3,7 @@
 """`--cost-from`: the cost model that `adaptive` has learned where it served."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from vllm.v1.core.sched.balance.core.policies.cost import StepCost
 from .errors import UsageError
 from .results import read_json
 from .step_time.learned import cost_model
-from .step_time.model import CostModel
+from .step_time.model import LEAST_STEP, CostModel
 
 
 def cost_of(source: str, full: int) -> CostModel:
@@ -40,13 +41,33 @@ def cost_of(source: str, full: int) -> CostModel:
     document: Any = read_json(Path(source), "trial", "simulate", "recommend")
     if document["format"] == "dp-balance trial":
         found = document.get("learned_seconds") or {}
-        return _learned(found, full, source, "learned_seconds")
+        cost = _learned(found, full, source, "learned_seconds")
+        return _with_decodes(cost, document.get("decode_seconds"), source)
     try:
         return CostModel(**document["scenario"]["cost"])
     except (KeyError, TypeError):
         raise UsageError(f"{source}: has no cost model; save it again.") from None
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def _with_decodes(cost: CostModel, found: Any, where: str) -> CostModel:
+    """With what each token adds to a decode step, where the trial could tell.
+
+    `adaptive` has one time for all such steps, and on few requests they are shorter.
+
+    Raises:
+        UsageError: it is no such time.
+    """
+    if found is None:
+        return cost
+    try:
+        return replace(cost, t0=max(LEAST_STEP, found["alone"]), a=found["each"])
+    except (KeyError, TypeError):
+        raise UsageError(
+            f"{where}: decode_seconds is {found!r:.60}; expected alone and each, in "
+            "seconds. Make the report again, by the trial's command."
+        ) from None
 
 
 def _learned(found: Mapping[str, Any], full: int, where: str, what: str) -> CostModel:

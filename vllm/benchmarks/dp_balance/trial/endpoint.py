@@ -71,7 +71,7 @@ class Scrape(NamedTuple):
     no exchange."""
     costs: Mapping[str, float]
     """What `adaptive` has learned, seconds by part; the mean of the ranks. Of a turn
-    the median of several looks while the load was sent."""
+    what it knew at the end, and of decodes the median while the load was sent."""
 
 
 class Endpoint:

@@ -16,7 +16,7 @@ from typing import Any
 from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, STEADY, figures_of
-from .steps import read_steps, waiting_share
+from .steps import decode_seconds, read_steps, waiting_share
 from .turns import Folder, Result, Turn
 from .verdict import Ratio, sentence
 
@@ -49,6 +49,7 @@ def write(
         "policies": _policies(turns, results),
         "exchange_us": statistics.fmean(exchange) if exchange else None,
         "learned_seconds": _learned([f.costs for f in figures if f.costs]),
+        "decode_seconds": decode_seconds(steps.values()),
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -136,6 +137,11 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     if parts := document["learned_seconds"]:
         said = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in parts.items())
         device.append(f"- a step, as `adaptive` learned it: {said}")
+    if decodes := document["decode_seconds"]:
+        device.append(
+            f"- a step that only decodes: {1e3 * decodes['alone']:.3g} ms, and "
+            f"{1e3 * decodes['each']:.3g} ms for each token of the fullest rank"
+        )
     if "model" in document:
         device.append(f"- model: {document['model']}")
     ran = ", ".join(f"{name} {text}" for name, text in document["versions"].items())

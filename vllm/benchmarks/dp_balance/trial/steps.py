@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 ITERATION = (
     r"Iteration\((?P<number>\d{1,15})\): "
     r"\d+ context requests, (?P<prefill>\d{1,9}) context tokens, "
-    r"(?P<decodes>\d{1,9}) generation requests, \d+ generation tokens, "
+    r"(?P<decodes>\d{1,9}) generation requests, "
+    r"(?P<tokens>\d{1,9}) generation tokens, "
     r"iteration elapsed time: (?P<ms>\d{1,9}(?:\.\d+)?) ms"
 )
 """What vLLM says of a step, as a regular expression."""
@@ -41,6 +42,8 @@ class Step:
     """Prompt tokens that the rank computed."""
     decodes: int
     """Requests that it generated a token for."""
+    tokens: int
+    """Tokens that it computed for them: one for each, and its drafts."""
     waits_s: float | None = None
     """How long the rank waited for the slowest one, about; None if not known."""
 
@@ -86,8 +89,8 @@ def read_steps(log: Path) -> list[Step]:
         if last is not None:
             follows = number == last.number + 1 and loads[last.number]
             start = last.end if follows else max(start, last.end)
-        tokens = int(found["prefill"]), int(found["decodes"])
-        before[rank] = Step(rank, number, start, end, *tokens)
+        loads_of = (int(found[name]) for name in ("prefill", "decodes", "tokens"))
+        before[rank] = Step(rank, number, start, end, *loads_of)
         steps.append(before[rank])
     first = min((step.start for step in steps), default=0.0)
     moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
@@ -146,6 +149,39 @@ def _with_waits(steps: list[Step]) -> list[Step]:
             waits_s = added * (1 - step.prefill / most) if most else 0.0
         found.append(replace(step, waits_s=waits_s))
     return found
+
+
+UNUSUAL = 3.0
+"""By how much shorter or longer than usual a step is no decode step."""
+
+
+def decode_seconds(turns: Iterable[Sequence[Step]]) -> dict[str, float] | None:
+    """What a step takes that only decodes: `alone`, and `each` more by token.
+
+    Counted are the tokens of the fullest rank. By least squares, without the steps
+    that take three times as long as is usual, or a third: they paused, or the log has
+    the time of another step. None unless their tokens differ.
+
+    Args:
+        turns: the steps of each.
+    """
+    points: list[tuple[int, float]] = []
+    for steps in turns:
+        prompts, fullest = defaultdict[int, int](int), defaultdict[int, int](int)
+        for step in steps:
+            prompts[step.number] += step.prefill
+            fullest[step.number] = max(fullest[step.number], step.tokens)
+        for step in steps:
+            if fullest[step.number] and not prompts[step.number]:
+                points.append((fullest[step.number], step.end - step.start))
+    usual = statistics.median([seconds for _, seconds in points] or [0.0])
+    points = [x for x in points if usual / UNUSUAL <= x[1] <= usual * UNUSUAL]
+    tokens, seconds = zip(*points, strict=True) if points else ((), ())
+    if len({*tokens}) < 2:
+        return None
+    each = max(0.0, statistics.linear_regression(tokens, seconds).slope)
+    alone = statistics.fmean(seconds) - each * statistics.fmean(tokens)
+    return {"alone": max(0.0, alone), "each": each}
 
 
 def waiting_share(steps: Sequence[Step]) -> float | None:

@@ -172,7 +172,7 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
         # All policies of a round are sent the same.
         number = turn.number if endpoint.keeps_prefixes else turn.round
-        saved, learned = asyncio.run(_watched(endpoint, load, number))
+        saved, decodes = asyncio.run(_watched(endpoint, load, number))
         _refuse_failed(saved)
         # First: a load may have taken an hour, and the server may have ended with it.
         folder.write(folder.file(turn), json.dumps({**saved, "trial": None}))
@@ -181,8 +181,9 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
         except OtherPolicyError:
             folder.file(turn).unlink()
             raise
-    if learned:
-        figures = figures._replace(costs=_median(learned))
+    if decodes and figures.costs:
+        costs = {**figures.costs, "decode": statistics.median(decodes)}
+        figures = figures._replace(costs=costs)
     text = json.dumps({**saved, "trial": figures._asdict()})
     folder.write(folder.file(turn), text)
     return Result(saved, figures)
@@ -190,30 +191,26 @@ def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
 
 LOOK_EVERY = 5
 """About so many seconds between two looks at what was learned."""
-Costs = Mapping[str, float]
 
 
 async def _watched(
     endpoint: Endpoint, load: Load, number: int
-) -> tuple[Mapping[str, Any], list[Costs]]:
-    """What came of the load, and what had been learned while it was sent.
+) -> tuple[Mapping[str, Any], list[float]]:
+    """What came of the load, and what decodes took while it was sent.
 
     At its end the last requests decode alone, and what the newest steps took says
-    little of those before.
+    little of those before. What prompts take is known best at the end.
     """
-    sent, learned, seconds = asyncio.ensure_future(load.send(endpoint, number)), [], 0
+    sent, decodes, seconds = asyncio.ensure_future(load.send(endpoint, number)), [], 0
     while not sent.done():
         endpoint.watch()
         await asyncio.wait([sent], timeout=1)
         seconds += 1
         if seconds % LOOK_EVERY == 0 and not sent.done():
             with contextlib.suppress(UsageError):  # who is busy is asked at the end
-                learned.append((await asyncio.to_thread(endpoint.figures)).costs)
-    return await sent, [costs for costs in learned if costs]
-
-
-def _median(found: Sequence[Costs]) -> Costs:
-    return {name: statistics.median(x[name] for x in found) for name in found[-1]}
+                costs = (await asyncio.to_thread(endpoint.figures)).costs
+                decodes += [costs["decode"]] if costs else []
+    return await sent, decodes
 
 
 def _refuse_failed(saved: Mapping[str, Any]) -> None:

@@ -156,6 +156,12 @@ move it."""
 _DEVIATION = 20.0
 """Prior standard deviation of the states, as a multiple of the newest step: a full
 step takes no longer than this number of those that were seen."""
+_DOUBTED = 0.5
+"""Weight, in steps, of the prior that what the ranks bear together takes no time. While
+a policy makes them prefill alike, only noise tells that from `own`, and `own` is to be
+preferred. A hundred steps in which one rank prefills outweigh it."""
+_TOGETHER = 2, 3
+"""Where these parts are among the states: `shared` and `padding`."""
 MEMORY = 100
 """Steps, or requests that end, over which what is measured fades. Few enough to follow
 a day, enough to tell five costs apart."""
@@ -186,9 +192,10 @@ class CostFit(NamedTuple):
     attended)``. Kept are the sums ``A`` of ``w h h'`` and ``b`` of ``w h (step -
     decode)``; each step forgets one in `MEMORY`. The state is what minimises ``x' (A +
     P) x / 2 - b' x`` within its bounds, by coordinate descent from the last one. P, the
-    precision of the prior, follows from the newest step and is never summed up. So the
-    matrix is positive definite, whatever the steps were, and the state is bounded. If
-    steps go on to be other than expected, everything is forgotten.
+    precision of the prior, follows from the newest step, and from A for what the ranks
+    bear together; it is never summed up. So the matrix is positive definite, whatever
+    the steps were, and the state is bounded. If steps go on to be other than expected,
+    everything is forgotten.
 
     While one rank alone prefills, `own` and `padding` cannot be told apart, and need
     not be: their waste is the same then. Prompts of one length do not tell `attention`
@@ -214,6 +221,8 @@ class CostFit(NamedTuple):
     weighted: Sequence[float] = _NOTHING
     """b."""
     surprise: float = 0.0
+    steps: float = 0.0
+    """How many steps with a prefill the sums are of; each forgets one in `MEMORY`."""
 
     @property
     def cost(self) -> StepCost | None:
@@ -287,7 +296,8 @@ class CostFit(NamedTuple):
                 [keep * a + each * other for a, other in zip(row, load, strict=True)]
             )
             weighted.append(keep * b + each * (seconds - decode))
-        return fit._solved(information, weighted, decode, longer, surprise)
+        fit = fit._replace(surprise=surprise, steps=keep * fit.steps + 1)
+        return fit._solved(information, weighted, decode, longer)
 
     def _solved(
         self,
@@ -295,40 +305,37 @@ class CostFit(NamedTuple):
         weighted: Sequence[float],
         decode: float,
         longer: float,
-        surprise: float | None = None,
     ) -> "CostFit":
         """With the states that fit these sums best."""
         # A launch or a graph break costs at most about one decode step.
         highest = (decode, *[math.inf] * (len(_NOTHING) - 1))
         deviation = _DEVIATION * longer
-        prior = 1 / (deviation * deviation)
-        rows = list(zip(information, weighted, highest, strict=True))
-        without = _descend(self.states[0], rows[:-1], prior)
-        attending = _descend(self.states[1], rows, prior)
+        priors = [1 / (deviation * deviation)] * len(_NOTHING)
+        for i in _TOGETHER:
+            priors[i] += information[i][i] * _DOUBTED / max(1.0, self.steps)
+        rows = list(zip(information, weighted, highest, priors, strict=True))
+        without = _descend(self.states[0], rows[:-1])
+        attending = _descend(self.states[1], rows)
         gain = _explained(attending, rows) - _explained(without, rows)
-        return CostFit(
-            self.set_backs,
-            self.decodes,
-            decode,
-            (without, attending),
-            attending[1] > decode and gain > _CERTAIN,
-            information,
-            weighted,
-            self.surprise if surprise is None else surprise,
+        return self._replace(
+            decode=decode,
+            states=(without, attending),
+            attends=attending[1] > decode and gain > _CERTAIN,
+            information=information,
+            weighted=weighted,
         )
 
 
-_Row = tuple[Sequence[float], float, float]
-"""Of the matrix A; with it that of b, and the bound of the state."""
+_Row = tuple[Sequence[float], float, float, float]
+"""Of the matrix A; with it that of b, the bound of the state, and its precision
+before any step."""
 
 
-def _descend(
-    state: Sequence[float], rows: Sequence[_Row], prior: float
-) -> Sequence[float]:
+def _descend(state: Sequence[float], rows: Sequence[_Row]) -> Sequence[float]:
     """The state after some sweeps from this one."""
     found = [*state]
     for _ in range(_SWEEPS):
-        for i, (row, weighted, top) in enumerate(rows):
+        for i, (row, weighted, top, prior) in enumerate(rows):
             free = weighted - _dot(row, found) + row[i] * found[i]
             found[i] = min(max(0.0, free / (row[i] + prior)), top)
     return found
@@ -337,7 +344,7 @@ def _descend(
 def _explained(state: Sequence[float], rows: Sequence[_Row]) -> float:
     """By how many variances a state lessens the squares of all errors."""
     sums = zip(state, rows, strict=True)
-    return math.fsum([x * (2 * b - _dot(row, state)) for x, (row, b, _) in sums])
+    return math.fsum([x * (2 * b - _dot(row, state)) for x, (row, b, *_) in sums])
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
