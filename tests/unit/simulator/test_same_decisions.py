@@ -51,9 +51,9 @@ REASONS = {
     "waiting_cost",
 }
 RECORDED = {
-    "a trace": "17283d1c3b639e75",
-    "long prompts": "b1205ac84d45f51b",
-    "a full cache": "85719c9cb74abbfb",
+    "a trace": "c9563917e5df8ffb",
+    "long prompts": "6ccd09670677c222",
+    "a full cache": "f1121cb1c8e67ae5",
 }
 
 
