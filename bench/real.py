@@ -5,10 +5,10 @@
     PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--ranks N]
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
-or 512 where cores are slow. Each cell is a trial of four policies. A turn of one takes
+or 768 where cores are slow. Each cell is a trial of four policies. A turn of one takes
 about a minute, and all cells in three rounds some four hours of two idle cores; what
 comes first in `cells` is run first. Turns that have ended are kept in build/real, by
-the sources of balance scheduling: stop it whenever you like, and run it again to go on.
+the sources that they depend on: stop it whenever you like, and run it again to go on.
 What is there then is in bench/results, in a file for each machine, and in the tables,
 which say what was not run. In the same cells the simulator predicts the ratios, with
 the costs that `adaptive` learned.
@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 import tables
 from balance_tools.demo import ranks
-from balance_tools.demo.ranks import CLIENTS, Load, Served
+from balance_tools.demo.ranks import CLIENTS, DENSE, LAYERS, Load, Served
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
@@ -43,7 +43,8 @@ from balance_tools.wheel.build import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES, RESULTS = ROOT / "bench" / "traces", ROOT / "bench" / "results"
-BALANCE = ROOT / "vllm" / "v1" / "core" / "sched" / "balance"
+MEASURED = "vllm/v1/core/sched/balance", "vllm_balance/reference"
+"""Sources without which turns would have taken another time."""
 POLICIES = ("off", "cap", "align", "adaptive")
 ROUNDS = 3
 FIGURES = ("mean_e2el_ms", "steady_output_throughput", "output_throughput")
@@ -72,7 +73,7 @@ CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and there, and how exact its times are."""
 TOGETHER_S = 2.0
 """Within which clients begin, where each sends its next request after an answer."""
-DENSE, LAYERS, DRAFTS = 3, 6, 3
+DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
 
 
@@ -281,9 +282,8 @@ class Bench:
 
         if self.is_over or (cell.load and not self.rounds(cell._replace(load=None))):
             return False
-        dense = f"dense{cell.dense_layers}"
-        sizes = "--layers", str(LAYERS), "--dense-layers", str(cell.dense_layers)
-        model = ranks.make_model(self.python, self.folder / "models" / dense, *sizes)
+        folder = self.folder / "models" / f"dense{cell.dense_layers}"
+        model = ranks.make_model(self.python, folder, cell.dense_layers)
         load, served = self.load(cell), self.served(cell)
         made = ranks.run_trial(
             *(self.python, path, model, load, served, POLICIES, rounds, False, enough)
@@ -412,8 +412,8 @@ def write(bench: Bench, every: list[Cell]) -> int:
 
 
 def sources() -> str:
-    """Twelve digits, others when balance scheduling is."""
-    paths = sorted(BALANCE.rglob("*.py"))
+    """Twelve digits, others when balance scheduling or what computes is."""
+    paths = sorted(path for each in MEASURED for path in (ROOT / each).rglob("*.py"))
     return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
 
 
@@ -428,7 +428,8 @@ def main() -> int:
     # As an error, so that the trial ends with this.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     paths = Paths(ROOT)
-    kept = f"{sources()}-{options.ranks}x{options.api_servers}"
+    model = f"{LAYERS}x{ranks.hidden_size()}"
+    kept = f"{sources()}-{model}-{options.ranks}x{options.api_servers}"
     try:
         python = make_env(paths, build_wheel(paths, Choice(), paths.dist))
         bench = Bench(

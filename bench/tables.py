@@ -488,7 +488,7 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
     for result in real_results(results):
         for cell in result["cells"]:
             if cell["rounds"]:
-                yield result["machine"], cell
+                yield result["machine"], {**cell, "layers": result["layers"]}
 
 
 def real_place(cell: Cell) -> str:
@@ -498,16 +498,18 @@ def real_place(cell: Cell) -> str:
         sent = f"{cell['prompt']} → {cell['answer']}" if "prompt" in cell else "divided"
         words[0] += f", {sent}"
     words.append("asynchronous" if cell["asynchronous"] else "synchronous")
-    if cell["dense_layers"] != 3:
-        words.append(f"{cell['dense_layers'] or 'no'} dense layers")
+    if 2 * cell["dense_layers"] != cell["layers"]:
+        dense = cell["dense_layers"] or "none"
+        words.append(f"{dense} of {cell['layers']} layers dense")
     if cell["drafts"]:
         words.append(f"{cell['drafts']} drafts (ngram)")
     return "; ".join(words)
 
 
 def _cell_key(cell: Cell) -> tuple[Any, ...]:
-    names = "of", "load", "asynchronous", "dense_layers", "drafts"
-    return tuple(cell[name] for name in names)
+    names = "of", "load", "asynchronous", "drafts"
+    dense = cell["dense_layers"] / cell["layers"]
+    return dense, *(cell[name] for name in names)
 
 
 CLOSE = 0.05
@@ -531,7 +533,8 @@ def real(results: Results) -> Rows:
             rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
     run = {_cell_key(cell) for _, cell in known}
     for result in real_results(results)[:1]:
-        for cell in result["cells"]:
+        for found in result["cells"]:
+            cell = {**found, "layers": result["layers"]}
             if _cell_key(cell) not in run:
                 rows.append([real_place(cell), "not run", *("" for _ in policies)])
     rows.append([f"predicted within {100 * CLOSE:.0f} points", ""])

@@ -147,14 +147,21 @@ def attention_with_kv_cache(
         queries = query[new].transpose(0, 1)
         keys = _sequence(key_cache, blocks, context)
         values = _sequence(value_cache, blocks, context)
-        distance = _distance(new_tokens, context)
-        visible = _visible(distance, causal, window_left, window_right)
-        scores = _scores(queries, keys, scale, softcap)
-        if alibi_slopes is not None:
-            scores = scores - alibi_slopes[:, None, None] * distance
-        if visible is not None:
-            scores = scores.masked_fill(~visible, float("-inf"))
-        result = _weigh(scores, values, sinks).to(output.dtype)
+        visible = _visible(new_tokens, context, causal, window_left, window_right)
+        if not softcap and alibi_slopes is None and sinks is None:
+            result = F.scaled_dot_product_attention(
+                *(queries[None], keys[None], values[None], visible),
+                scale=scale,
+                enable_gqa=True,
+            )[0]
+        else:
+            scores = _scores(queries, keys, scale, softcap)
+            if alibi_slopes is not None:
+                distance = _distance(new_tokens, context)
+                scores = scores - alibi_slopes[:, None, None] * distance
+            if visible is not None:
+                scores = scores.masked_fill(~visible, float("-inf"))
+            result = _weigh(scores, values, sinks).to(output.dtype)
         output[new] = result.transpose(0, 1)
 
 
@@ -184,7 +191,7 @@ def attention_with_one_window(*call: Any) -> None:
 
 def _sequence(cache: torch.Tensor, blocks: torch.Tensor, tokens: int) -> torch.Tensor:
     """One request's ``[kv heads, tokens, head size]`` out of a paged cache."""
-    heads_first = cache[blocks].transpose(0, 1)
+    heads_first = cache.index_select(0, blocks).transpose(0, 1)
     return heads_first.reshape(cache.shape[1], -1, cache.shape[3])[:, :tokens]
 
 
@@ -198,11 +205,12 @@ def _distance(new_tokens: int, context: int) -> torch.Tensor:
 
 
 def _visible(
-    distance: torch.Tensor, causal: bool, left: int, right: int
+    new_tokens: int, context: int, causal: bool, left: int, right: int
 ) -> torch.Tensor | None:
     """Which keys each query may see; None when every query sees every key."""
-    if left < 0 and right < 0 and (not causal or len(distance) == 1):
+    if left < 0 and right < 0 and (not causal or new_tokens == 1):
         return None
+    distance = _distance(new_tokens, context)
     visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if left >= 0:
         visible &= distance <= left

@@ -4,7 +4,7 @@
 
 ``moe`` is a mixture of experts, ``dense`` is none. ``deepseek`` is a mixture of experts
 with a layer for MTP; ``eagle3`` and ``draft`` draft for it, too. ``large`` is a mixture
-of experts whose prompts really take time on a CPU core: 130 million parameters unless
+of experts whose prompts really take time on a CPU core: 87 million parameters unless
 options say otherwise. It is made only by its name.
 
 The weights are float32 and seeded: equal versions of torch, transformers and
@@ -91,8 +91,8 @@ HEAD, HEADS, EXPERTS_OF_TOKEN = 64, 4, 2
 def make_large(
     vocabulary: int,
     hidden: int = 1024,
-    layers: int = 6,
-    dense_layers: int = 3,
+    layers: int = 4,
+    dense_layers: int = 2,
     experts: int = 8,
 ) -> torch.nn.Module:
     """A Qwen3 mixture of experts whose prompts take time on a CPU core.

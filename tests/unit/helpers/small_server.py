@@ -8,14 +8,23 @@ from threading import Thread
 
 @contextmanager
 def answering(page: Callable[[str, str], str], status: int = 200) -> Iterator[str]:
-    """A server on loopback, as its address; `page` gets path and credentials."""
+    """A server on loopback, as its address.
+
+    `page` gets the path and the credentials, or what was posted.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self._answer(self.headers.get("Authorization", ""))
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            self._answer(self.rfile.read(length).decode())
+
+        def _answer(self, given: str) -> None:
             self.send_response(status)
             self.end_headers()
-            found = page(self.path, self.headers.get("Authorization", ""))
-            self.wfile.write(found.encode())
+            self.wfile.write(page(self.path, given).encode())
 
         def log_message(self, *_: object) -> None: ...
 

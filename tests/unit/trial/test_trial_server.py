@@ -170,6 +170,28 @@ def test_a_refusal_is_told_as_it_was(status, said):
             assert f"status {status}" in endpoint.problem()
 
 
+def test_a_server_that_drafts_for_greedy_requests_alone_can_be_asked():
+    """What it says against others is told."""
+    models = json.dumps({"data": [{"id": "a", "root": "b"}]})
+    asked = []
+
+    def page(path: str, given: str) -> str:
+        if path == "/v1/models":
+            return models
+        asked.append(json.loads(given))
+        return "{}"
+
+    with answering(page) as url:
+        Endpoint(url).ask()
+    (request,) = asked
+    assert request["model"] == "a"
+    assert request["temperature"] == 0
+    error = json.dumps({"error": {"message": "no temperature above 0 with drafts"}})
+    said = r"status 400 \(Bad Request\), 'no temperature above 0 with drafts'"
+    with answering(lambda *_: error, 400) as url, pytest.raises(UsageError, match=said):
+        Endpoint(url).figures()
+
+
 def test_who_does_not_answer_is_told_with_the_reason(port, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     for url, said in (

@@ -57,12 +57,20 @@ def machine() -> str:
     return f"{cores()} cores of {name}, {platform.machine()}"
 
 
+LAYERS, DENSE = 4, 2
+"""Of the model that is served, and how many of them have no experts.
+
+Few and wide: launching a layer's operators takes time in each step, which no device
+with graphs has.
+"""
+
+
 def hidden_size() -> int:
-    """Of the model that is served: with 512 a prompt needs a quarter of the work.
+    """Of the model that is served: with 768 a prompt needs half of the work.
 
     A core without AVX-512 multiplies half as fast, and a turn would take minutes.
     """
-    return 1024 if "avx512f" in _cpu().get("flags", "").split() else 512
+    return 1024 if "avx512f" in _cpu().get("flags", "").split() else 768
 
 
 @dataclass(frozen=True)
@@ -149,13 +157,13 @@ class Served:
         )
 
 
-def make_model(python: Path, folder: Path, *sizes: str) -> Path:
+def make_model(python: Path, folder: Path, dense_layers: int = DENSE) -> Path:
     """A mixture of experts with random weights that takes time on a core.
 
     Args:
         python: of an environment with the reference wheel.
         folder: gets the model.
-        sizes: options of `tiny_models`, beside `hidden_size`.
+        dense_layers: how many of its layers have no experts.
 
     Raises:
         ToolError: it could not be made.
@@ -166,8 +174,9 @@ def make_model(python: Path, folder: Path, *sizes: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     arguments = ("-m", "vllm_balance.reference.tiny_models", "--model", "large")
     # Not from a checkout, whose vllm would be imported.
-    sizes = "--hidden", str(hidden_size()), *sizes
-    command = [python, *arguments, "--out", folder.resolve(), *sizes]
+    command = [python, *arguments, "--out", folder.resolve()]
+    command += ["--hidden", str(hidden_size()), "--layers", str(LAYERS)]
+    command += ["--dense-layers", str(dense_layers)]
     if to_log(command, log, cwd=folder.parent) != 0:
         raise ToolError(f"{log}: expected a model, found {tail_of(log)}; read the log")
     return model
@@ -193,6 +202,8 @@ def run_trial(
     enough: Callable[[], bool] | None = None,
 ) -> bool:
     """Run `vllm bench dp-balance trial`, whose servers have a port of their own.
+
+    Each turn has its server: one that is switched to `off` keeps our dispatch.
 
     Args:
         python: of an environment with the reference wheel.

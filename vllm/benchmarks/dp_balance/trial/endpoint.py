@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What a server says of itself: its model, and its figures on /metrics."""
 
+import contextlib
 import os
 import statistics
 import time
@@ -145,10 +146,13 @@ class Endpoint:
     def ask(self) -> None:
         """One short request, so that a policy has decided.
 
+        Greedy, as not every server drafts for others.
+
         Raises:
             UsageError: it is not answered.
         """
         body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
+        body["temperature"] = 0
         self._call("POST", "/v1/completions", json=body)
 
     def figures(self, policy: str | None = None) -> Scrape:
@@ -307,6 +311,8 @@ def _refusal(
     url: str, answer: requests.Response, repairs: Mapping[int, str] = REPAIRS
 ) -> str:
     said = f"{url}: answers with status {answer.status_code} ({answer.reason})"
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        said += f", {answer.json()['error']['message']!r:.300}"
     repair = repairs.get(answer.status_code)
     return f"{said}; {repair}" if repair else said
 

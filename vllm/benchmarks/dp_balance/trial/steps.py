@@ -110,9 +110,7 @@ def _timed(steps: Sequence[Step]) -> list[Step]:
     that takes as long as the step, the time that ends then is of the next one: of those
     two the one is taken whose longest prompts explain the times best.
     """
-    longest = defaultdict[int, int](int)
-    for step in steps:
-        longest[step.number] = max(longest[step.number], step.prefill)
+    longest = _longest(steps)
     spans = {(step.rank, step.number): (step.start, step.end) for step in steps}
     explained = []
     for later in (0, 1):
@@ -130,15 +128,21 @@ def _timed(steps: Sequence[Step]) -> list[Step]:
     return [replace(step, start=at[0], end=at[1]) for step, at in found if at]
 
 
+def _longest(steps: Iterable[Step]) -> dict[int, int]:
+    """The prompt tokens of the rank that had most, by the number of the step."""
+    longest: dict[int, int] = {}
+    for step in steps:
+        longest[step.number] = max(longest.get(step.number, 0), step.prefill)
+    return longest
+
+
 def _with_waits(steps: list[Step]) -> list[Step]:
     """What prompts add to a step, a rank waits for but for its share of the longest.
 
     That leaves out what any prompt costs, whatever its length. Not known unless some
     steps have no prompt.
     """
-    longest = defaultdict[int, int](int)
-    for step in steps:
-        longest[step.number] = max(longest[step.number], step.prefill)
+    longest = _longest(steps)
     decoding = [step.end - step.start for step in steps if not longest[step.number]]
     usual = statistics.median(decoding) if decoding else None
     found = []
@@ -167,12 +171,11 @@ def decode_seconds(turns: Iterable[Sequence[Step]]) -> dict[str, float] | None:
     """
     points: list[tuple[int, float]] = []
     for steps in turns:
-        prompts, fullest = defaultdict[int, int](int), defaultdict[int, int](int)
+        longest, fullest = _longest(steps), defaultdict[int, int](int)
         for step in steps:
-            prompts[step.number] += step.prefill
             fullest[step.number] = max(fullest[step.number], step.tokens)
         for step in steps:
-            if fullest[step.number] and not prompts[step.number]:
+            if fullest[step.number] and not longest[step.number]:
                 points.append((fullest[step.number], step.end - step.start))
     usual = statistics.median([seconds for _, seconds in points] or [0.0])
     points = [x for x in points if usual / UNUSUAL <= x[1] <= usual * UNUSUAL]
