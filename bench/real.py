@@ -6,7 +6,7 @@
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
 or 768 where cores are slow. Each cell is a trial of four policies. A turn of one takes
-about a minute, and all cells in three rounds some four hours of two idle cores; what
+a minute and a half, and all cells in three rounds six hours of two idle cores; what
 comes first in `cells` is run first. Turns that have ended are kept in build/real, by
 the sources that they depend on: stop it whenever you like, and run it again to go on.
 What is there then is in bench/results, in a file for each machine, and in the tables,

@@ -1,5 +1,10 @@
 """The platform: when it is chosen, its defaults, and what it refuses."""
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -8,6 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_balance import reference
 from vllm_balance.reference.limits import check_sampling
 from vllm_balance.reference.platform import KV_CACHE_BYTES
+from vllm_balance.reference.worker import ReferenceWorker
 
 
 def test_steps_back_for_another_plugin(tmp_path, monkeypatch):
@@ -109,3 +115,36 @@ def test_refuses_to_speculate_at_random():
         VLLMValidationError, match=r"temperature=0\.7: .* send temperature=0"
     ):
         check_sampling(speculative=True, temperature=0.7)
+
+
+def bound(rank, local=0, world=1):
+    """The cores of a thread that has taken those of a worker; new ones are free."""
+    parallel = {"data_parallel_rank_local": rank, "local_world_size": world}
+    worker = SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel), local_rank=local
+    )
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(ReferenceWorker._bind, worker).result()
+        return thread.submit(os.sched_getaffinity, 0).result()
+
+
+def test_a_rank_stays_on_its_cores(monkeypatch):
+    every = os.sched_getaffinity(0)
+    first, last = min(every), max(every)
+    for free in ("nobind", "auto"):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", free)
+        assert bound(1) == every
+    ranges = f"{first}|{last}|{first},{last}"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", ranges)
+    assert bound(None) == bound(0) == {first}
+    assert bound(1) == bound(0, local=1, world=2) == {last}
+    assert bound(2) == {first, last}
+    assert os.sched_getaffinity(0) == every
+
+
+@pytest.mark.parametrize("value", ["0", "0|4095", "0|a", "0|"])
+def test_cores_that_are_not_there_are_refused(value, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", value)
+    said = rf"^VLLM_CPU_OMP_THREADS_BIND={re.escape(value)}: .* for rank 1: "
+    with pytest.raises(ValueError, match=said):
+        bound(1)

@@ -11,8 +11,10 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
+from vllm.utils.cpu_resource_utils import parse_id_list
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode import utils
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -55,6 +57,7 @@ class ReferenceWorker(CPUWorker):
         # A forked process has imported torch before OMP_NUM_THREADS was set; with
         # more threads than cores among the ranks a step takes 20 times as long.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        self._bind()
         # The sampler's helpers are compiled at their first call, by a C++ compiler.
         torch._dynamo.config.disable = True
         super().init_device()
@@ -74,6 +77,30 @@ class ReferenceWorker(CPUWorker):
         kernel: Any = getattr(utils, "eagle_step_slot_mapping_metadata_kernel", None)
         if launcher and hasattr(kernel, "func") and not hasattr(kernel, "arg_names"):
             launcher.kernel = type(kernel)(partial(kernel.func, stride=0))
+
+    def _bind(self) -> None:
+        """Stay on the cores that VLLM_CPU_OMP_THREADS_BIND has for this rank.
+
+        Upstream's executor of several processes does that, the other one does not.
+        Ranks that go where they like meet on one core, while another is idle.
+
+        Raises:
+            ValueError: it has none for this rank, or others than there are.
+        """
+        value = envs.VLLM_CPU_OMP_THREADS_BIND
+        if value in ("auto", "nobind"):
+            return
+        parallel = self.parallel_config
+        first = (parallel.data_parallel_rank_local or 0) * parallel.local_world_size
+        rank = first + self.local_rank
+        try:
+            cores = parse_id_list(value.split("|")[rank])
+            os.sched_setaffinity(0, cores)
+        except (LookupError, ValueError, OSError) as error:
+            raise ValueError(
+                f"VLLM_CPU_OMP_THREADS_BIND={value}: expected cores of this machine "
+                f"for each rank, as 0-3|4-7 for two; for rank {rank}: {error}"
+            ) from None
 
     def determine_available_memory(self) -> int:
         """Warm up, where that is possible; the KV cache has a fixed size, in bytes."""

@@ -1,6 +1,7 @@
 """The demo compares the answers of all policies, and says what was measured."""
 
 import json
+import os
 
 import pytest
 
@@ -32,7 +33,8 @@ def python(tmp_path):
     """Of an environment whose `vllm` writes what it was given, and STATUS."""
     program = tmp_path / "bin/vllm"
     program.parent.mkdir()
-    script = 'echo "$@" >> words; echo ours; echo leaked >&2; exit $STATUS'
+    script = 'echo "$@" >> words; echo "$VLLM_CPU_OMP_THREADS_BIND" > binding; '
+    script += "echo ours; echo leaked >&2; exit $STATUS"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return program.with_name("python")
@@ -47,6 +49,18 @@ def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch, pyt
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
         ranks.run_trial(*given)
+
+
+def test_each_rank_stays_on_a_core_where_there_are_enough(
+    tmp_path, monkeypatch, python
+):
+    monkeypatch.setenv("STATUS", "0")
+    cores = sorted(os.sched_getaffinity(0))
+    every = "|".join(map(str, cores))
+    for count, said in ((len(cores), every), (len(cores) + 1, "nobind")):
+        given = python, tmp_path / "gain", tmp_path, LOAD, ranks.Served(count)
+        assert ranks.run_trial(*given, ("off", "adaptive"), 3)
+        assert (tmp_path / "binding").read_text() == f"{said}\n"
 
 
 def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):

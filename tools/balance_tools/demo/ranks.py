@@ -156,6 +156,12 @@ class Served:
             "--async-scheduling" if self.asynchronous else "--no-async-scheduling",
         )
 
+    @property
+    def binding(self) -> str:
+        """Which core each rank stays on, as vLLM has it; free ones would share one."""
+        cores = sorted(os.sched_getaffinity(0))[: self.ranks]
+        return "|".join(map(str, cores)) if len(cores) == self.ranks else "nobind"
+
 
 def make_model(python: Path, folder: Path, dense_layers: int = DENSE) -> Path:
     """A mixture of experts with random weights that takes time on a core.
@@ -241,7 +247,8 @@ def run_trial(
         *served.both,
         *served.more,
     ]
-    return _vllm(python, folder, command, is_shown, enough)
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": served.binding}
+    return _vllm(python, folder, command, is_shown, enough, binding)
 
 
 def _vllm(
@@ -250,6 +257,7 @@ def _vllm(
     words: Sequence[str],
     is_shown: bool,
     enough: Callable[[], bool] | None = None,
+    binding: Mapping[str, str] | None = None,
 ) -> bool:
     """Run `vllm bench dp-balance …`; False if it was interrupted."""
     log = folder.with_suffix(".log")
@@ -262,7 +270,7 @@ def _vllm(
         process = subprocess.Popen(
             [str(python.parent / "vllm"), "bench", "dp-balance", *words],
             cwd=folder.parent,
-            env={**os.environ, **quiet},
+            env={**os.environ, **quiet, **(binding or {})},
             stdout=None if is_shown else errors,
             stderr=errors,
         )
