@@ -111,7 +111,7 @@ def _bars(
     axes.barh(list(policies), values, color=[BASE, *(OTHER for _ in values[1:])])
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=10, x=-0.22)
-    axes.set_xlim(0, 2.8 * max(values) or 1)
+    axes.set_xlim(0, 3.1 * max(values) or 1)
     axes.xaxis.set_visible(False)
     for row, (value, each) in enumerate(zip(values, policies.values(), strict=True)):
         ratio = each.get("ratios", {}).get(name)
