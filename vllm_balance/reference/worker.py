@@ -14,7 +14,6 @@ import torch
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.utils.cpu_resource_utils import parse_id_list
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode import utils
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -90,6 +89,9 @@ class ReferenceWorker(CPUWorker):
         value = envs.VLLM_CPU_OMP_THREADS_BIND
         if value in ("auto", "nobind"):
             return
+        # Not every release has it.
+        from vllm.utils.cpu_resource_utils import parse_id_list
+
         parallel = self.parallel_config
         first = (parallel.data_parallel_rank_local or 0) * parallel.local_world_size
         rank = first + self.local_rank

@@ -247,8 +247,7 @@ def run_trial(
         *served.both,
         *served.more,
     ]
-    binding = {"VLLM_CPU_OMP_THREADS_BIND": served.binding}
-    return _vllm(python, folder, command, is_shown, enough, binding)
+    return _vllm(python, folder, command, is_shown, enough, served.binding)
 
 
 def _vllm(
@@ -257,7 +256,7 @@ def _vllm(
     words: Sequence[str],
     is_shown: bool,
     enough: Callable[[], bool] | None = None,
-    binding: Mapping[str, str] | None = None,
+    binding: str = "nobind",
 ) -> bool:
     """Run `vllm bench dp-balance …`; False if it was interrupted."""
     log = folder.with_suffix(".log")
@@ -265,12 +264,13 @@ def _vllm(
     # Prompts of a trace are drawn by hashes: the same, also if a trial goes on later.
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0"}
     quiet |= {"PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"}
+    quiet |= {"VLLM_CPU_OMP_THREADS_BIND": binding}
     # Libraries that the client loads write pages at its end.
     with log.open("ab") as errors:
         process = subprocess.Popen(
             [str(python.parent / "vllm"), "bench", "dp-balance", *words],
             cwd=folder.parent,
-            env={**os.environ, **quiet, **(binding or {})},
+            env={**os.environ, **quiet},
             stdout=None if is_shown else errors,
             stderr=errors,
         )
