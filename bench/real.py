@@ -19,11 +19,13 @@ import csv
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
@@ -225,6 +227,43 @@ def served_rate(folder: Path, clients: int) -> float:
     return statistics.fmean(rates)
 
 
+# ---- How fast the cores are
+
+COPIED, PAUSE_S = 16 * 2**20, 1.0
+"""Bytes, more than a core's own cache has, and seconds between two copies."""
+
+
+class Cores:
+    """How long a copy takes on each core, again and again, whatever ranks do there.
+
+    Cores of a virtual machine are faster in one minute than in the next, and so is a
+    policy. Counted is the time that the copy itself had a core: three in a thousand.
+    """
+
+    def __init__(self) -> None:
+        self._took: list[tuple[float, float]] = []
+        for core in sorted(os.sched_getaffinity(0)):
+            threading.Thread(target=self._watch, args=(core,), daemon=True).start()
+
+    def _watch(self, core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread
+        source, target = (bytearray(b"1" * COPIED) for _ in range(2))
+        while True:
+            time.sleep(PAUSE_S)
+            begin = time.thread_time()
+            target[:] = source
+            self._took.append((time.monotonic(), time.thread_time() - begin))
+
+    def copy_ms(self, seconds: float) -> float | None:
+        """The mean of so many seconds until now; None if there was no copy.
+
+        Not the median: others on the host may take half of a core for some seconds.
+        """
+        begin = time.monotonic() - seconds
+        took = [each for at, each in [*self._took] if at >= begin]
+        return 1e3 * statistics.fmean(took) if took else None
+
+
 # ---- Running
 
 
@@ -232,11 +271,18 @@ class Bench:
     """Runs cells, and keeps their turns."""
 
     def __init__(
-        self, python: Path, folder: Path, rank_count: int, servers: int, minutes: float
+        self,
+        python: Path,
+        folder: Path,
+        rank_count: int,
+        servers: int,
+        minutes: float,
+        copy_ms: Callable[[float], float | None],
     ) -> None:
         self.python, self.folder = python, folder
         self.ranks, self.servers = rank_count, servers
         self._end = time.monotonic() + 60 * minutes
+        self._copy_ms = copy_ms
 
     @property
     def is_over(self) -> bool:
@@ -275,8 +321,10 @@ class Bench:
 
         def enough() -> bool:
             nonlocal seen
-            before, seen = seen, len(results_in(path))
-            for _ in range(seen - before):
+            before, found = seen, results_in(path)
+            seen = len(found)
+            for result in found[before:]:
+                self._note_speed(path, result)
                 done()
             return before < seen < turns and self.is_over
 
@@ -297,6 +345,13 @@ class Bench:
                 load = self._as_sent(cell)
             ranks.predict(self.python, path, load, served, POLICIES, drafts)
         return made
+
+    def _note_speed(self, path: Path, result: Path) -> None:
+        """Keep how fast the cores were in a turn that has just ended."""
+        seconds = json.loads(result.read_text(encoding="utf-8"))["duration"]
+        if copy_ms := self._copy_ms(seconds):
+            speeds = {**speeds_of(path), result.stem: copy_ms}
+            path.with_suffix(SPEEDS).write_text(json.dumps(speeds), encoding="utf-8")
 
     def _as_sent(self, cell: Cell) -> Load:
         """The load of a trace, with the lengths that the server has counted."""
@@ -349,7 +404,7 @@ class Bench:
         for what, total in (("prompt", "input"), ("answer", "output")):
             labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
         names = "date", "requests", "exchange_us", "learned_seconds", "decode_seconds"
-        names += ("waiting_share",)
+        names += "prompt_seconds", "waiting_share"
         policies = {}
         for name, found in report["policies"].items():
             runs = {figure: found["runs"][figure] for figure in FIGURES}
@@ -365,6 +420,8 @@ class Bench:
             **{name: rounded(report[name]) for name in names},
             "policies": policies,
             "predicted": rounded(ranks.predicted_in(path)),
+            "copy_ms": rounded(speeds_of(path)),
+            "slower": rounded(slower_in(path)),
         }
 
 
@@ -379,6 +436,32 @@ def results_in(folder: Path) -> list[Path]:
     """Of the turns of a trial that have ended, and whose server was asked."""
     found = sorted(folder.glob("turns/*.json"))
     return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
+
+
+SPEEDS = ".speeds.json"
+
+
+def speeds_of(folder: Path) -> dict[str, float]:
+    """Milliseconds of a copy in each turn of a trial, by its name."""
+    path = folder.with_suffix(SPEEDS)
+    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
+def slower_in(folder: Path) -> dict[str, float]:
+    """How much longer a copy took with each policy than with `off` in the same round.
+
+    The mean of the rounds; one where that was not measured counts as equal.
+    """
+    speeds, turns = speeds_of(folder), [path.stem for path in results_in(folder)]
+    found: dict[str, list[float]] = {name: [] for name in POLICIES}
+    for first in range(0, len(turns), len(POLICIES)):
+        in_round = turns[first : first + len(POLICIES)]
+        copies = {turn.partition("-")[2]: speeds.get(turn) for turn in in_round}
+        off = copies.get("off")
+        for name, copy in copies.items():
+            found[name].append(copy / off if copy and off else 1.0)
+    return {name: statistics.fmean(each) for name, each in found.items() if each}
 
 
 def result_of(bench: Bench) -> Path:
@@ -435,6 +518,7 @@ def main() -> int:
         bench = Bench(
             *(python / "bin" / "python", paths.build / "real" / kept),
             *(options.ranks, options.api_servers, options.minutes),
+            Cores().copy_ms,
         )
         every = list(cells())
         total = len(every) * ROUNDS * len(POLICIES)

@@ -451,8 +451,8 @@ def headline(results: Results) -> Rows:
         ran = f"{cell['rounds']} rounds" if cell["rounds"] > 1 else "1 round"
         ran = f"{ran}, {cell['date']}"
         rows.append([f"**measured:** {what} ({ran})", *(f"{x:.2f}" for x in ratios)])
-        predicted = (f"{cell['predicted'][name]:.2f}" for name in ("align", "adaptive"))
-        rows.append(["the simulator's prediction of it", *predicted, ""])
+        says = (f"{predicted(cell, name):.2f}" for name in ("align", "adaptive"))
+        rows.append(["the simulator's prediction of it", *says, ""])
     cells = results["regimes"]["cells"]
     traces = [cell for cell in cells if cell["of"] in {c["of"] for c in usual(results)}]
     for what, found in (
@@ -480,7 +480,11 @@ HEADLINE = "80–720 → 10–86; all slots; asynchronous"
 
 def real_results(results: Results) -> list[dict[str, Any]]:
     """Of each machine on which real ranks were measured."""
-    return [results[name] for name in sorted(results) if name.startswith("real-")]
+    found = [results[name] for name in sorted(results) if name.startswith("real-")]
+    for result in found:
+        for cell in result["cells"]:
+            cell["layers"] = result["layers"]
+    return found
 
 
 def measured(results: Results) -> Iterator[tuple[str, Cell]]:
@@ -488,7 +492,7 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
     for result in real_results(results):
         for cell in result["cells"]:
             if cell["rounds"]:
-                yield result["machine"], {**cell, "layers": result["layers"]}
+                yield result["machine"], cell
 
 
 def real_place(cell: Cell) -> str:
@@ -512,6 +516,16 @@ def _cell_key(cell: Cell) -> tuple[Any, ...]:
     return dense, *(cell[name] for name in names)
 
 
+def predicted(cell: Cell, policy: str) -> float:
+    """The simulator's ratio, on cores as fast as they were in the turns.
+
+    With all slots in use a slower core makes all later by as much. At the times of a
+    trace it makes them later by more, and nothing is said of it.
+    """
+    ratio: float = cell["predicted"][policy]
+    return ratio * (cell["slower"][policy] if cell["load"] is None else 1.0)
+
+
 CLOSE = 0.05
 """Of the time with `off`: a ratio that is predicted so well is right."""
 
@@ -530,17 +544,16 @@ def real(results: Results) -> Rows:
         for name in policies:
             mean, low, high = cell["policies"][name]["ratio"]
             ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
-            rows[-1].append(f"{mean:.2f}{ends} / {cell['predicted'][name]:.2f}")
+            rows[-1].append(f"{mean:.2f}{ends} / {predicted(cell, name):.2f}")
     run = {_cell_key(cell) for _, cell in known}
     for result in real_results(results)[:1]:
-        for found in result["cells"]:
-            cell = {**found, "layers": result["layers"]}
+        for cell in result["cells"]:
             if _cell_key(cell) not in run:
                 rows.append([real_place(cell), "not run", *("" for _ in policies)])
     rows.append([f"predicted within {100 * CLOSE:.0f} points", ""])
     for name in policies:
         errors = [
-            cell["policies"][name]["ratio"][0] - cell["predicted"][name]
+            cell["policies"][name]["ratio"][0] - predicted(cell, name)
             for _, cell in known
         ]
         close = sum(abs(error) <= CLOSE for error in errors)
@@ -548,10 +561,14 @@ def real(results: Results) -> Rows:
     return rows
 
 
+STEP = 1024
+"""Prompt tokens of a full step of real ranks."""
+
+
 def real_costs(results: Results) -> Rows:
     """What was learned in each cell that was run, and how long ranks waited."""
     parts = "decode", "own", "shared", "padding", "attention"
-    rows: Rows = [["requests", *parts, "decode by tokens", "exchange"]]
+    rows: Rows = [["requests", *parts, "log: decode", "log: own, shared", "exchange"]]
     rows[0].append("waits, `off` → `adaptive`")
     machine = ""
     for name, cell in measured(results):
@@ -560,14 +577,17 @@ def real_costs(results: Results) -> Rows:
             machine = name
         learned, waits = cell["learned_seconds"], cell["waiting_share"]
         costs = (f"{1e3 * learned[part]:.0f}" for part in parts)
-        decodes, by_tokens = cell.get("decode_seconds"), ""
-        if decodes:
+        by_tokens = of_prompts = ""
+        if decodes := cell["decode_seconds"]:
             by_tokens = f"{1e3 * decodes['alone']:.0f} + {1e3 * decodes['each']:.1f} n"
+        if prompts := cell["prompt_seconds"]:
+            both = (1e3 * STEP * prompts[name] for name in ("own", "shared"))
+            of_prompts = ", ".join(f"{each:.0f}" for each in both)
         shares = (waits.get(name) for name in ("off", "adaptive"))
         said = ("unknown" if each is None else f"{each:.0%}" for each in shares)
         exchange = f"{cell['exchange_us'] / 1e3:.1f}"
-        row = real_place(cell), *costs, by_tokens, exchange, " → ".join(said)
-        rows.append([*row])
+        logged = by_tokens, of_prompts
+        rows.append([real_place(cell), *costs, *logged, exchange, " → ".join(said)])
     return rows
 
 

@@ -16,7 +16,11 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
 from vllm.benchmarks.dp_balance.trial.endpoint import OtherPolicyError, Scrape
 from vllm.benchmarks.dp_balance.trial.figures import figures_of
-from vllm.benchmarks.dp_balance.trial.steps import decode_seconds, read_steps
+from vllm.benchmarks.dp_balance.trial.steps import (
+    decode_seconds,
+    prompt_seconds,
+    read_steps,
+)
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
 
 APART = "cannot be told apart"
@@ -368,6 +372,29 @@ def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path, logged):
         assert step.waits_s == pytest.approx(0.1 * waits, abs=0.01)
 
 
+def test_steps_behind_a_pause_have_no_time_where_they_are_logged_late(tmp_path):
+    clock, lines = 100.0, []
+    for first in (0, 101, 202):
+        lasts = [0.15 if place % 10 == 0 else 0.05 for place in range(100)]
+        ends = [clock + sum(lasts[: place + 1]) for place in range(100)]
+        # Logged when the next one has ended; the last one at once, as there is none.
+        logged = [*ends[1:], ends[-1] + 0.001, ends[-1] + 0.05]
+        for place, end in enumerate(logged):
+            load = {"prefill": 100 * (place % 10 == 0), "decodes": 4, "ms": 0.02}
+            if place == 100:
+                load = {"prefill": 0, "decodes": 0, "ms": 50.0}
+            line = LINE.format(number=first + place, **load)
+            lines.append(f"{end} {BY_RANKS.format(rank=0)}{line}")
+        clock = logged[-1] + 5
+    (log := tmp_path / "a.steps").write_text("\n".join(lines))
+    steps = [step for step in read_steps(log) if step.decodes]
+    for step in steps:
+        expected = 0.15 if step.prefill else 0.05
+        assert step.end - step.start == pytest.approx(expected, abs=2e-3)
+    missing = {*range(303)} - {step.number for step in steps}
+    assert missing == {0, 1, 100, 101, 102, 201, 202, 203, 302}
+
+
 def test_a_pause_of_ranks_that_had_nothing_to_do_is_no_step(tmp_path):
     (log := tmp_path / "a.steps").write_text(
         "\n".join(
@@ -400,6 +427,40 @@ def test_what_a_decode_takes_is_found_by_the_tokens_of_the_fullest_rank(tmp_path
     assert decode_seconds([]) is None
     alike = [step for step in steps if step.number % 8 == 2]
     assert decode_seconds([alike]) is None, "nothing says what each adds"
+
+
+PROMPTS = {"fixed": 0.02, "own": 8e-4, "shared": 4e-4}
+
+
+def prompts_log(alike: bool) -> str:
+    """Steps with prompts on one rank or on both, and decodes; some took too long."""
+    clock, lines = 10.0, []
+    for number in range(400):
+        full = 1 + number % 8
+        prompts = [37 * (number % 11), 37 * (number % 11 if alike else number % 4)]
+        clock += 0.04 + 0.01 * full + 2.0 * (number % 50 == 9)
+        if any(prompts):
+            clock += PROMPTS["fixed"] + PROMPTS["own"] * max(prompts)
+            clock += PROMPTS["shared"] * sum(prompts) / 2
+        # As in the first steps behind a pause, whose times are not known.
+        clock += 9.0 * (number % 100 == 30)
+        for rank, prompt in enumerate(prompts):
+            line = LINE.format(number=number, prefill=prompt, decodes=full, ms=0.1)
+            lines.append(f"{clock} {BY_RANKS.format(rank=rank)}{line}")
+    return "\n".join(lines)
+
+
+def test_whose_the_cost_of_a_prompt_is_other_policies_tell(tmp_path):
+    logs = {alike: tmp_path / f"{alike}.steps" for alike in (False, True)}
+    for alike, log in logs.items():
+        log.write_text(prompts_log(alike))
+    unlike, alike = (read_steps(logs[each]) for each in (False, True))
+    decodes = decode_seconds([unlike, alike])
+    assert prompt_seconds([unlike], decodes) == pytest.approx(PROMPTS, rel=0.02)
+    assert prompt_seconds([alike, unlike], decodes) == pytest.approx(PROMPTS, rel=0.02)
+    assert prompt_seconds([alike], decodes) is None, "one part may be the other"
+    assert prompt_seconds([], decodes) is None
+    assert prompt_seconds([unlike], None) is None
 
 
 def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):

@@ -62,7 +62,7 @@ def demo(paths: Paths) -> None:
     gain = folder / "gain"
     ranks.run_trial(python, gain, model, load, served, POLICIES, ROUNDS)
     print(compare(gain))
-    say("What the simulator predicts with the costs that adaptive learned")
+    say("What the simulator predicts with the costs that were measured")
     predicted = ranks.predict(python, gain, load, served, POLICIES)
     print(prediction(ranks.report_of(gain), predicted))
     print(epilogue(python, hidden))
@@ -95,7 +95,7 @@ def prediction(report: Mapping[str, Any], predicted: Mapping[str, float]) -> str
     """The gain as it was measured, the costs, and the gain that these predict."""
     ratio = report["policies"]["adaptive"]["ratios"]["mean_e2el_ms"]
     return (
-        f"A full step of {ranks.STEP_TOKENS:,} prompt tokens costs: "
+        f"A full step of {ranks.STEP_TOKENS:,} prompt tokens costs, as learned: "
         f"{ranks.in_words(report['learned_seconds'])}.\n"
         f"A request takes {predicted['adaptive']:.2f} times as long as with off, says "
         f"the simulator.\nMeasured: {ratio['mean']:.2f} ({ratio['low']:.2f} to "

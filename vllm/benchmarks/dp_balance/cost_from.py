@@ -42,7 +42,8 @@ def cost_of(source: str, full: int) -> CostModel:
     if document["format"] == "dp-balance trial":
         found = document.get("learned_seconds") or {}
         cost = _learned(found, full, source, "learned_seconds")
-        return _with_decodes(cost, document.get("decode_seconds"), source)
+        cost = _with_decodes(cost, document.get("decode_seconds"), source)
+        return _with_prompts(cost, document.get("prompt_seconds"), full, source)
     try:
         return CostModel(**document["scenario"]["cost"])
     except (KeyError, TypeError):
@@ -67,6 +68,33 @@ def _with_decodes(cost: CostModel, found: Any, where: str) -> CostModel:
         raise UsageError(
             f"{where}: decode_seconds is {found!r:.60}; expected alone and each, in "
             "seconds. Make the report again, by the trial's command."
+        ) from None
+
+
+DEEP = 0.5
+"""Of `own`: attention that is worth more is no matter of what the log says."""
+
+
+def _with_prompts(cost: CostModel, found: Any, full: int, where: str) -> CostModel:
+    """With what the log says of prompts, where policies made the ranks prefill unlike.
+
+    Not where attention counts: the log does not say what tokens attend to.
+
+    Raises:
+        UsageError: it is no such cost.
+    """
+    own = (1 - cost.phi) * cost.b
+    if found is None or cost.attention * full > DEEP * own:
+        return cost
+    try:
+        both = found["own"] + found["shared"]
+        phi = found["shared"] / both if both else 0.0
+        alike = {"attention": 0.0, "padded": 0.0}
+        return replace(cost, b=both, c=found["fixed"], phi=phi, **alike)
+    except (KeyError, TypeError):
+        raise UsageError(
+            f"{where}: prompt_seconds is {found!r:.60}; expected fixed, own and "
+            "shared, in seconds. Make the report again, by the trial's command."
         ) from None
 
 

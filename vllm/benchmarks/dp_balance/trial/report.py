@@ -16,7 +16,7 @@ from typing import Any
 from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, STEADY, figures_of
-from .steps import decode_seconds, read_steps, waiting_share
+from .steps import decode_seconds, prompt_seconds, read_steps, waiting_share
 from .turns import Folder, Result, Turn
 from .verdict import Ratio, sentence
 
@@ -37,8 +37,11 @@ def write(
         results: of the turns.
         about: what is known beside, without anything private.
     """
-    steps = {turn.policy: read_steps(folder.file(turn, ".steps")) for turn in turns}
+    all_steps = [read_steps(folder.file(turn, ".steps")) for turn in turns]
+    names = (turn.policy for turn in turns)
+    steps = dict(zip(names, all_steps, strict=True))  # of each policy's last turn
     figures = [result.figures for result in results if result.figures]
+    decodes = decode_seconds(all_steps)
     exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
@@ -49,7 +52,8 @@ def write(
         "policies": _policies(turns, results),
         "exchange_us": statistics.fmean(exchange) if exchange else None,
         "learned_seconds": _learned([f.costs for f in figures if f.costs]),
-        "decode_seconds": decode_seconds(steps.values()),
+        "decode_seconds": decodes,
+        "prompt_seconds": prompt_seconds(all_steps, decodes),
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -141,6 +145,12 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
         device.append(
             f"- a step that only decodes: {1e3 * decodes['alone']:.3g} ms, and "
             f"{1e3 * decodes['each']:.3g} ms for each token of the fullest rank"
+        )
+    if prompts := document["prompt_seconds"]:
+        device.append(
+            f"- prompts add {1e3 * prompts['fixed']:.3g} ms, and for 1,000 tokens of "
+            f"the fullest rank {1e6 * prompts['own']:.3g} ms, of the mean rank "
+            f"{1e6 * prompts['shared']:.3g} ms"
         )
     if "model" in document:
         device.append(f"- model: {document['model']}")

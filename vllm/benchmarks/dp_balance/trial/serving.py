@@ -102,6 +102,8 @@ class Started(contextlib.ExitStack):
         command = [*self._ours.command, DETAILS, *server_options(policy)]
         # What it logs `logging_config` says; vLLM would refuse that beside a 0 here.
         variables = {
+            # By default after 5 s without a request, maybe while one is on its way.
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
             **os.environ,
             "VLLM_CONFIGURE_LOGGING": "1",
             "VLLM_LOGGING_CONFIG_PATH": str(config),

@@ -7,10 +7,12 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ITERATION = (
     r"Iteration\((?P<number>\d{1,15})\): "
@@ -82,6 +84,7 @@ def read_steps(log: Path) -> list[Step]:
         loads[int(found["number"])] += int(found["prefill"]) + int(found["decodes"])
     steps: list[Step] = []
     before: dict[int, Step] = {}
+    followed: set[tuple[int, int]] = set()
     for found in lines:
         end, rank = float(found["end"]), int(found["process"] or found["engine"])
         number, last = int(found["number"]), before.get(rank)
@@ -89,29 +92,52 @@ def read_steps(log: Path) -> list[Step]:
         if last is not None:
             follows = number == last.number + 1 and loads[last.number]
             start = last.end if follows else max(start, last.end)
+            if follows and loads[number]:
+                followed.add((rank, number))
         loads_of = (int(found[name]) for name in ("prefill", "decodes", "tokens"))
         before[rank] = Step(rank, number, start, end, *loads_of)
         steps.append(before[rank])
     first = min((step.start for step in steps), default=0.0)
     moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
     return _with_waits(
-        sorted(_timed([*moved]), key=lambda step: (step.start, step.rank))
+        sorted(_timed([*moved], followed), key=lambda step: (step.start, step.rank))
     )
 
 
-CLEARLY = 0.2
-"""Of a correlation; on CPU ranks it was 0.8, and up to 0.4 with the other step."""
+CLEARLY = 0.05
+"""Of a correlation: by so much another step's must be better than its own."""
 
 
-def _timed(steps: Sequence[Step]) -> list[Step]:
+def _timed(steps: Sequence[Step], followed: Set[tuple[int, int]]) -> list[Step]:
     """The steps with the times in which they were computed.
 
     With asynchronous scheduling a step is logged when the next one was launched. Where
     that takes as long as the step, the time that ends then is of the next one: of those
-    two the one is taken whose longest prompts explain the times best.
+    two the one is taken whose longest prompts explain the times best. Steps behind a
+    pause have no time then, and are left out: also behind a step that was logged at
+    once, as there was no next one to launch.
+
+    Args:
+        steps: with the times that end where they are logged.
+        followed: rank and number of those whose rank had a step right before.
     """
     longest = _longest(steps)
-    spans = {(step.rank, step.number): (step.start, step.end) for step in steps}
+    usual = statistics.median([step.end - step.start for step in steps] or [0.0])
+    at_once = {
+        (step.rank, step.number)
+        for step in steps
+        if step.end - step.start < usual / UNUSUAL
+    } & followed
+    known = {
+        (rank, number)
+        for rank, number in followed - at_once
+        if (rank, number - 1) not in at_once
+    }
+    spans = {
+        (step.rank, step.number): (step.start, step.end)
+        for step in steps
+        if (step.rank, step.number) in known
+    }
     explained = []
     for later in (0, 1):
         pairs = [
@@ -185,6 +211,85 @@ def decode_seconds(turns: Iterable[Sequence[Step]]) -> dict[str, float] | None:
     each = max(0.0, statistics.linear_regression(tokens, seconds).slope)
     alone = statistics.fmean(seconds) - each * statistics.fmean(tokens)
     return {"alone": max(0.0, alone), "each": each}
+
+
+def prompt_seconds(
+    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float] | None
+) -> dict[str, float] | None:
+    """What prompts add to a step: `fixed`, and for each token `own` and `shared`.
+
+    The fullest rank's tokens cost `own`, those of the mean rank `shared`. `adaptive`
+    cannot tell them apart while it makes the ranks prefill alike; turns of other
+    policies can. By least squares, without the steps that take three times as long as
+    these costs say, or a third. What tokens attend to is not in the log. None if all
+    ranks prefilled alike, so that nobody can tell.
+
+    Args:
+        turns: the steps of each.
+        decodes: what `decode_seconds` found in them.
+    """
+    if decodes is None:
+        return None
+    points = np.array(_prompts(turns, decodes))
+    for _ in range(LOOKS):
+        if len(points) < FEWEST:
+            break
+        tokens, decode, seconds = points[:, :3], points[:, 3], points[:, 4]
+        costs = _least_squares(tokens, seconds - decode)
+        expected = tokens @ costs + decode
+        usual = (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
+        if usual.all():
+            deviation = float(np.std(seconds - expected))
+            error = deviation * float(np.linalg.pinv(tokens.T @ tokens)[2, 2]) ** 0.5
+            told = np.linalg.matrix_rank(tokens) == len(costs)
+            if not told or error > UNCERTAIN * costs[1:].sum():
+                break
+            return dict(zip(("fixed", "own", "shared"), costs.tolist(), strict=True))
+        points = points[usual]
+    return None
+
+
+LOOKS, FEWEST = 10, 10
+"""How often unusual steps are left out, and steps without which nothing is known."""
+UNCERTAIN = 0.25
+"""Of what a token costs: a standard error with which `shared` is not known."""
+
+
+def _prompts(
+    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float]
+) -> list[tuple[float, ...]]:
+    """Of each step of all ranks with prompts: one, tokens and seconds.
+
+    The tokens of the fullest and of the mean rank, the seconds of decodes and all.
+    """
+    found: list[tuple[float, ...]] = []
+    for steps in turns:
+        by_number = defaultdict[int, list[Step]](list)
+        for step in steps:
+            by_number[step.number].append(step)
+        ranks = max(map(len, by_number.values()), default=0)
+        for group in by_number.values():
+            prompts = [step.prefill for step in group]
+            if any(prompts) and len(group) == ranks:
+                fullest = max(step.tokens for step in group)
+                decode = decodes["alone"] + decodes["each"] * fullest
+                # In lock step they take as long; who pauses before has a longer time.
+                seconds = min(s.end - s.start for s in group if s.prefill or s.decodes)
+                most, mean = max(prompts), statistics.fmean(prompts)
+                found.append((1.0, most, mean, decode, seconds))
+    return found
+
+
+def _least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The factors of the columns, none of them negative."""
+    factors, left = np.zeros(columns.shape[1]), [*range(columns.shape[1])]
+    while left:
+        found = np.linalg.lstsq(columns[:, left], values, rcond=None)[0]
+        if (found >= 0).all():
+            factors[left] = found
+            break
+        left.pop(int((found * columns[:, left].mean(axis=0)).argmin()))
+    return factors
 
 
 def waiting_share(steps: Sequence[Step]) -> float | None:
