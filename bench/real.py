@@ -484,6 +484,7 @@ def write(bench: Bench, every: list[Cell]) -> int:
         "API servers": bench.servers,
         "layers": LAYERS,
         "hidden size": ranks.hidden_size(),
+        "step tokens": ranks.STEP_TOKENS,
         "versions": versions,
     }
     lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in found)

@@ -481,10 +481,15 @@ HEADLINE = "80–720 → 10–86; all slots; asynchronous"
 def real_results(results: Results) -> list[dict[str, Any]]:
     """Of each machine on which real ranks were measured."""
     found = [results[name] for name in sorted(results) if name.startswith("real-")]
-    for result in found:
-        for cell in result["cells"]:
-            cell["layers"] = result["layers"]
-    return found
+    return [
+        {**head, "cells": [{**cell, **_of_all(head)} for cell in head["cells"]]}
+        for head in found
+    ]
+
+
+def _of_all(head: dict[str, Any]) -> dict[str, Any]:
+    """What a result says of all its cells."""
+    return {name: head[name] for name in ("layers", "step tokens")}
 
 
 def measured(results: Results) -> Iterator[tuple[str, Cell]]:
@@ -561,10 +566,6 @@ def real(results: Results) -> Rows:
     return rows
 
 
-STEP = 1024
-"""Prompt tokens of a full step of real ranks."""
-
-
 def real_costs(results: Results) -> Rows:
     """What was learned in each cell that was run, and how long ranks waited."""
     parts = "decode", "own", "shared", "padding", "attention"
@@ -581,7 +582,9 @@ def real_costs(results: Results) -> Rows:
         if decodes := cell["decode_seconds"]:
             by_tokens = f"{1e3 * decodes['alone']:.0f} + {1e3 * decodes['each']:.1f} n"
         if prompts := cell["prompt_seconds"]:
-            both = (1e3 * STEP * prompts[name] for name in ("own", "shared"))
+            both = (
+                1e3 * cell["step tokens"] * prompts[name] for name in ("own", "shared")
+            )
             of_prompts = ", ".join(f"{each:.0f}" for each in both)
         shares = (waits.get(name) for name in ("off", "adaptive"))
         said = ("unknown" if each is None else f"{each:.0%}" for each in shares)

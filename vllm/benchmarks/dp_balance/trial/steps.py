@@ -104,6 +104,8 @@ def read_steps(log: Path) -> list[Step]:
     )
 
 
+UNUSUAL = 3.0
+"""Times as long as steps like it, or as short: with a pause, or the time of another."""
 CLEARLY = 0.05
 """Of a correlation: by so much another step's must be better than its own."""
 
@@ -179,10 +181,6 @@ def _with_waits(steps: list[Step]) -> list[Step]:
             waits_s = added * (1 - step.prefill / most) if most else 0.0
         found.append(replace(step, waits_s=waits_s))
     return found
-
-
-UNUSUAL = 3.0
-"""By how much shorter or longer than usual a step is no decode step."""
 
 
 def decode_seconds(turns: Iterable[Sequence[Step]]) -> dict[str, float] | None:
