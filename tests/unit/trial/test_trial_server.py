@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -12,6 +13,8 @@ from vllm.benchmarks.dp_balance.errors import UsageError
 from vllm.benchmarks.dp_balance.trial import server as server_module
 from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
 from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
+from vllm.benchmarks.dp_balance.trial.serving import Ours, Started
+from vllm.benchmarks.dp_balance.trial.turns import Folder, Turn
 
 from small_server import answering
 from vllm_server import free_port, is_alive
@@ -99,6 +102,43 @@ def test_one_that_is_interrupted_while_it_starts_is_not_left_behind(
     with pytest.raises(KeyboardInterrupt), server(tmp_path, PROGRAM, port) as one:
         one.start()
     assert not is_alive(started[0].pid)
+
+
+ENDING = """
+import http.server, os, sys, threading
+print("idle for", os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        threading.Timer(0.4, os._exit, (3,)).start()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("idle", [None, "7"])
+def test_one_whose_connections_close_before_it_ends_is_named(
+    tmp_path, port, idle, monkeypatch
+):
+    if idle is not None:
+        monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
+    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    folder = Folder(tmp_path / "trial")
+    folder.prepare({})
+    ours = Ours([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
+    turn = Turn(1, 0, "adaptive")
+    log = folder.file(turn, ".server.log")
+
+    def ask():
+        with started.turn(turn) as ready:
+            ready.forget_prefixes()
+
+    with Started(ours, endpoint, folder, 60, restarts=True) as started:
+        said = re.escape(f"{log}: the server ended with 3 during its turn")
+        with pytest.raises(UsageError, match=said):
+            ask()
+    assert log.read_text().startswith(f"idle for {idle or 60}\n")
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge

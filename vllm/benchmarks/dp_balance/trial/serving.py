@@ -10,6 +10,7 @@ all policies then.
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from .steps import logging_config
 from .turns import Folder, Turn
 
 DETAILS = "--enable-logging-iteration-details"
+ENDING_S = 1.0
+"""So long a process may still be there whose connections are closed."""
 
 
 class Ours(NamedTuple):
@@ -120,6 +123,7 @@ class Started(contextlib.ExitStack):
         try:
             yield
         except Exception:
+            time.sleep(ENDING_S)
             server.refuse_ended()  # which says more than what came of it
             raise
 
