@@ -11,7 +11,7 @@ comes first in `cells` is run first. Turns that have ended are kept in build/rea
 the sources that they depend on: stop it whenever you like, and run it again to go on.
 What is there then is in bench/results, in a file for each machine, and in the tables,
 which say what was not run. In the same cells the simulator predicts the ratios, with
-the costs that `adaptive` learned.
+the costs that the trial found: once for all turns, and once with each turn's own.
 """
 
 import argparse
@@ -19,15 +19,13 @@ import csv
 import hashlib
 import json
 import math
-import os
 import random
 import re
 import signal
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,43 +225,6 @@ def served_rate(folder: Path, clients: int) -> float:
     return statistics.fmean(rates)
 
 
-# ---- How fast the cores are
-
-COPIED, PAUSE_S = 16 * 2**20, 1.0
-"""Bytes, more than a core's own cache has, and seconds between two copies."""
-
-
-class Cores:
-    """How long a copy takes on each core, again and again, whatever ranks do there.
-
-    Cores of a virtual machine are faster in one minute than in the next, and so is a
-    policy. Counted is the time that the copy itself had a core: three in a thousand.
-    """
-
-    def __init__(self) -> None:
-        self._took: list[tuple[float, float]] = []
-        for core in sorted(os.sched_getaffinity(0)):
-            threading.Thread(target=self._watch, args=(core,), daemon=True).start()
-
-    def _watch(self, core: int) -> None:
-        os.sched_setaffinity(0, {core})  # of this thread
-        source, target = (bytearray(b"1" * COPIED) for _ in range(2))
-        while True:
-            time.sleep(PAUSE_S)
-            begin = time.thread_time()
-            target[:] = source
-            self._took.append((time.monotonic(), time.thread_time() - begin))
-
-    def copy_ms(self, seconds: float) -> float | None:
-        """The mean of so many seconds until now; None if there was no copy.
-
-        Not the median: others on the host may take half of a core for some seconds.
-        """
-        begin = time.monotonic() - seconds
-        took = [each for at, each in [*self._took] if at >= begin]
-        return 1e3 * statistics.fmean(took) if took else None
-
-
 # ---- Running
 
 
@@ -277,12 +238,10 @@ class Bench:
         rank_count: int,
         servers: int,
         minutes: float,
-        copy_ms: Callable[[float], float | None],
     ) -> None:
         self.python, self.folder = python, folder
         self.ranks, self.servers = rank_count, servers
         self._end = time.monotonic() + 60 * minutes
-        self._copy_ms = copy_ms
 
     @property
     def is_over(self) -> bool:
@@ -321,10 +280,8 @@ class Bench:
 
         def enough() -> bool:
             nonlocal seen
-            before, found = seen, results_in(path)
-            seen = len(found)
-            for result in found[before:]:
-                self._note_speed(path, result)
+            before, seen = seen, len(results_in(path))
+            for _ in range(seen - before):
                 done()
             return before < seen < turns and self.is_over
 
@@ -343,15 +300,11 @@ class Bench:
             drafts = self._accepted(cell)
             if cell.of in WINDOWS:
                 load = self._as_sent(cell)
+            for turn in write_costs_of_turns(path):
+                policy = turn.name.partition("-")[2]
+                ranks.predict(self.python, turn, load, served, [policy], drafts)
             ranks.predict(self.python, path, load, served, POLICIES, drafts)
         return made
-
-    def _note_speed(self, path: Path, result: Path) -> None:
-        """Keep how fast the cores were in a turn that has just ended."""
-        seconds = json.loads(result.read_text(encoding="utf-8"))["duration"]
-        if copy_ms := self._copy_ms(seconds):
-            speeds = {**speeds_of(path), result.stem: copy_ms}
-            path.with_suffix(SPEEDS).write_text(json.dumps(speeds), encoding="utf-8")
 
     def _as_sent(self, cell: Cell) -> Load:
         """The load of a trace, with the lengths that the server has counted."""
@@ -404,7 +357,7 @@ class Bench:
         for what, total in (("prompt", "input"), ("answer", "output")):
             labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
         names = "date", "requests", "exchange_us", "learned_seconds", "decode_seconds"
-        names += "prompt_seconds", "waiting_share"
+        names += "prompt_seconds", "slowness", "waiting_share"
         policies = {}
         for name, found in report["policies"].items():
             runs = {figure: found["runs"][figure] for figure in FIGURES}
@@ -419,9 +372,8 @@ class Bench:
             **labels,
             **{name: rounded(report[name]) for name in names},
             "policies": policies,
-            "predicted": rounded(ranks.predicted_in(path)),
-            "copy_ms": rounded(speeds_of(path)),
-            "slower": rounded(slower_in(path)),
+            "predicted": rounded(over_off([ranks.predicted_in(path)])),
+            "predicted by turn": rounded(over_off(predicted_by_turn(path))),
         }
 
 
@@ -429,6 +381,8 @@ def rounded(value: Any) -> Any:
     """To a millionth, wherever there are fractions."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
     return round(value, 6) if isinstance(value, float) else value
 
 
@@ -438,30 +392,53 @@ def results_in(folder: Path) -> list[Path]:
     return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
 
 
-SPEEDS = ".speeds.json"
+TIMES = "learned_seconds", "decode_seconds", "prompt_seconds"
+"""Costs in a report."""
 
 
-def speeds_of(folder: Path) -> dict[str, float]:
-    """Milliseconds of a copy in each turn of a trial, by its name."""
-    path = folder.with_suffix(SPEEDS)
-    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    return known
+def write_costs_of_turns(path: Path) -> list[Path]:
+    """Write the report of a trial anew for each turn, with the costs of that turn.
 
+    A machine is slower in one turn than in the next, whatever the policy, and at the
+    times of a trace that makes a queue or none.
 
-def slower_in(folder: Path) -> dict[str, float]:
-    """How much longer a copy took with each policy than with `off` in the same round.
+    Args:
+        path: of the trial.
 
-    The mean of the rounds; one where that was not measured counts as equal.
+    Returns:
+        The folders that have the reports, in the order of the turns.
     """
-    speeds, turns = speeds_of(folder), [path.stem for path in results_in(folder)]
-    found: dict[str, list[float]] = {name: [] for name in POLICIES}
-    for first in range(0, len(turns), len(POLICIES)):
-        in_round = turns[first : first + len(POLICIES)]
-        copies = {turn.partition("-")[2]: speeds.get(turn) for turn in in_round}
-        off = copies.get("off")
-        for name, copy in copies.items():
-            found[name].append(copy / off if copy and off else 1.0)
-    return {name: statistics.fmean(each) for name, each in found.items() if each}
+    report, folders = ranks.report_of(path), []
+    for number, turn in enumerate(results_in(path)):
+        policy = turn.stem.partition("-")[2]
+        slower = report["slowness"][policy][number // len(POLICIES)] or 1.0
+        costs = {
+            name: report[name] and {x: slower * s for x, s in report[name].items()}
+            for name in TIMES
+        }
+        folders.append(path / "predicted" / turn.stem)
+        target = folders[-1] / "report" / "report.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(report | costs), encoding="utf-8")
+    return folders
+
+
+def predicted_by_turn(path: Path) -> list[dict[str, float]]:
+    """Of each round the time with each policy, with the costs of that turn."""
+    found: list[dict[str, float]] = []
+    for number, turn in enumerate(results_in(path)):
+        if number % len(POLICIES) == 0:
+            found.append({})
+        found[-1] |= ranks.predicted_in(path / "predicted" / turn.stem)
+    return found
+
+
+def over_off(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Times over those with `off`; the geometric mean of the rounds, as a trial's."""
+    return {
+        policy: statistics.geometric_mean([e[policy] / e["off"] for e in rounds])
+        for policy in POLICIES
+    }
 
 
 def result_of(bench: Bench) -> Path:
@@ -519,7 +496,6 @@ def main() -> int:
         bench = Bench(
             *(python / "bin" / "python", paths.build / "real" / kept),
             *(options.ranks, options.api_servers, options.minutes),
-            Cores().copy_ms,
         )
         every = list(cells())
         total = len(every) * ROUNDS * len(POLICIES)

@@ -20,6 +20,7 @@ from vllm.benchmarks.dp_balance.trial.steps import (
     decode_seconds,
     prompt_seconds,
     read_steps,
+    slowness,
 )
 from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
 
@@ -435,7 +436,7 @@ def test_what_a_decode_takes_is_found_by_the_tokens_of_the_fullest_rank(tmp_path
 PROMPTS = {"fixed": 0.02, "own": 8e-4, "shared": 4e-4}
 
 
-def prompts_log(alike: bool) -> str:
+def prompts_log(alike: bool, slower: float = 1.0) -> str:
     """Steps with prompts on one rank or on both, and decodes; some took too long."""
     clock, lines = 10.0, []
     for number in range(400):
@@ -451,6 +452,7 @@ def prompts_log(alike: bool) -> str:
             # One without a request is done sooner, and then its next step looks longer.
             idle = rank == 0 and not prompts[0] and prompts[1] > 0
             decodes, end = (0, clock - 0.04) if idle else (full, clock)
+            end = 10.0 + slower * (end - 10.0)
             line = LINE.format(number=number, prefill=prompt, decodes=decodes, ms=0.1)
             lines.append(f"{end} {BY_RANKS.format(rank=rank)}{line}")
     return "\n".join(lines)
@@ -467,6 +469,30 @@ def test_whose_the_cost_of_a_prompt_is_other_policies_tell(tmp_path):
     assert prompt_seconds([alike], decodes) is None, "one part may be the other"
     assert prompt_seconds([], decodes) is None
     assert prompt_seconds([unlike], None) is None
+
+
+def test_how_much_slower_a_turn_was_than_the_others(tmp_path):
+    folder = turns.Folder(tmp_path)
+    folder.prepare({})
+    order = turns.order(["off", "adaptive"], 2)
+    for turn, slower in zip(order, (0.9, 1.0, 1.0, 1.1), strict=True):
+        log = prompts_log(alike=turn.policy != "off", slower=slower)
+        folder.file(turn, ".steps").write_text(log)
+    results = [result(t, 10) for t in order]
+    report.write(folder, order, results, {"command": "trial", "device": None})
+    found = json.loads((folder.report / "report.json").read_text())["slowness"]
+    assert found["off"] == pytest.approx([0.9, 1.1], rel=0.03)
+    assert found["adaptive"] == pytest.approx([1.0, 1.0], rel=0.03)
+    assert (
+        "| steps with the same tokens | 1.0"
+        in (folder.report / "report.md").read_text()
+    )
+    steps = read_steps(folder.file(order[0], ".steps"))
+    decodes = {"alone": 0.04, "each": 0.01}
+    assert slowness(steps, decodes, PROMPTS) == pytest.approx(0.9, rel=0.01)
+    assert slowness([], decodes, PROMPTS) is None
+    assert slowness(steps, decodes, None) is None
+    assert slowness(steps, None, None) is None
 
 
 def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):

@@ -94,11 +94,12 @@ def compare(folder: Path, policies: int = len(POLICIES)) -> str:
 def prediction(report: Mapping[str, Any], predicted: Mapping[str, float]) -> str:
     """The gain as it was measured, the costs, and the gain that these predict."""
     ratio = report["policies"]["adaptive"]["ratios"]["mean_e2el_ms"]
+    says = predicted["adaptive"] / predicted["off"]
     return (
         f"A full step of {ranks.STEP_TOKENS:,} prompt tokens costs, as learned: "
         f"{ranks.in_words(report['learned_seconds'])}.\n"
-        f"A request takes {predicted['adaptive']:.2f} times as long as with off, says "
-        f"the simulator.\nMeasured: {ratio['mean']:.2f} ({ratio['low']:.2f} to "
+        f"A request takes {says:.2f} times as long as with off, says the simulator.\n"
+        f"Measured: {ratio['mean']:.2f} ({ratio['low']:.2f} to "
         f"{ratio['high']:.2f} in {ratio['rounds']} turns)."
     )
 

@@ -315,11 +315,12 @@ def predict(
     policies: Sequence[str],
     simulated: Sequence[str] = (),
 ) -> dict[str, float]:
-    """The simulator's ratios of the mean time of a request to that with `off`.
+    """The simulator's mean time of a request with each policy, in milliseconds.
 
     Args:
         python: of an environment with the reference wheel.
-        folder: of a trial that `adaptive` took part in; its costs are taken.
+        folder: with the report of a trial that `adaptive` took part in, whose costs
+            are taken.
         load: that was sent.
         served: how.
         policies: that took turns.
@@ -351,13 +352,12 @@ def predict(
 
 
 def predicted_in(folder: Path) -> dict[str, float]:
-    """The ratios that `predict` left in a folder."""
+    """What `predict` left in a folder."""
     text = (folder / PREDICTED).read_text(encoding="utf-8")
-    means = {
+    return {
         each["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in each["runs"])
         for each in json.loads(text)["results"]
     }
-    return {policy: mean / means["off"] for policy, mean in means.items()}
 
 
 PREDICTED = "predicted.json"

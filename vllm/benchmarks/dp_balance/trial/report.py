@@ -16,7 +16,13 @@ from typing import Any
 from ..results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, STEADY, figures_of
-from .steps import decode_seconds, prompt_seconds, read_steps, waiting_share
+from .steps import (
+    decode_seconds,
+    prompt_seconds,
+    read_steps,
+    slowness,
+    waiting_share,
+)
 from .turns import Folder, Result, Turn
 from .verdict import Ratio, sentence
 
@@ -42,6 +48,10 @@ def write(
     steps = dict(zip(names, all_steps, strict=True))  # of each policy's last turn
     figures = [result.figures for result in results if result.figures]
     decodes = decode_seconds(all_steps)
+    prompts = prompt_seconds(all_steps, decodes)
+    slower: dict[str, list[float | None]] = {turn.policy: [] for turn in turns}
+    for turn, each in zip(turns, all_steps, strict=True):
+        slower[turn.policy].append(slowness(each, decodes, prompts))
     exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
@@ -53,7 +63,8 @@ def write(
         "exchange_us": statistics.fmean(exchange) if exchange else None,
         "learned_seconds": _learned([f.costs for f in figures if f.costs]),
         "decode_seconds": decodes,
-        "prompt_seconds": prompt_seconds(all_steps, decodes),
+        "prompt_seconds": prompts,
+        "slowness": slower,
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -126,6 +137,10 @@ def table(document: Document) -> list[list[str]]:
         said = {p: "unknown" if x is None else f"{x:.0%}" for p, x in waits.items()}
         shares = [said.get(name, "") for name in policies]
         rows.append(["ranks wait for the slowest", *shares, *("" for _ in others)])
+    known = {p: [x for x in found if x] for p, found in document["slowness"].items()}
+    if any(known.values()):
+        means = [f"{statistics.fmean(x):.2f}" if x else "" for x in known.values()]
+        rows.append(["steps with the same tokens", *means, *("" for _ in others)])
     return rows
 
 

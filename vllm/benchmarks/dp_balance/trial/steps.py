@@ -228,7 +228,8 @@ def prompt_seconds(
     """
     if decodes is None:
         return None
-    points = np.array(_prompts(turns, decodes))
+    points = _points(turns, decodes)
+    points = points[points[:, 0] > 0]
     for _ in range(LOOKS):
         if len(points) < FEWEST:
             break
@@ -253,12 +254,40 @@ UNCERTAIN = 0.25
 """Of what a token costs: a standard error with which `shared` is not known."""
 
 
-def _prompts(
-    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float]
-) -> list[tuple[float, ...]]:
-    """Of each step of all ranks with prompts: one, tokens and seconds.
+def slowness(
+    steps: Sequence[Step],
+    decodes: Mapping[str, float] | None,
+    prompts: Mapping[str, float] | None,
+) -> float | None:
+    """How much longer steps took than costs say of their tokens; 1 if as long.
 
-    The tokens of the fullest and of the mean rank, the seconds of decodes and all.
+    With the costs of all turns: whether a machine was slower in this one. Without the
+    steps that take three times as long as the costs say, or a third. None if the costs
+    are not known, or no step is like them.
+
+    Args:
+        steps: of a turn.
+        decodes: what `decode_seconds` found.
+        prompts: what `prompt_seconds` found.
+    """
+    if decodes is None or prompts is None:
+        return None
+    points = _points([steps], decodes)
+    costs = np.array([prompts[name] for name in ("fixed", "own", "shared")])
+    expected, seconds = points[:, :3] @ costs + points[:, 3], points[:, 4]
+    usual = (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
+    if not usual.any():
+        return None
+    return float(seconds[usual].sum() / expected[usual].sum())
+
+
+def _points(
+    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float]
+) -> np.ndarray:
+    """A row of each step of all ranks in which any had something to do.
+
+    Whether there are prompts, prompt tokens of the fullest and of the mean rank, the
+    seconds that decodes cost, and those that it took: float64, [steps, 5].
     """
     found: list[tuple[float, ...]] = []
     for steps in turns:
@@ -267,15 +296,16 @@ def _prompts(
             by_number[step.number].append(step)
         ranks = max(map(len, by_number.values()), default=0)
         for group in by_number.values():
-            prompts = [step.prefill for step in group]
-            if any(prompts) and len(group) == ranks:
+            busy = [step for step in group if step.prefill or step.decodes]
+            if busy and len(group) == ranks:
+                prompts = [step.prefill for step in group]
                 fullest = max(step.tokens for step in group)
                 decode = decodes["alone"] + decodes["each"] * fullest
                 # In lock step they take as long; who pauses before has a longer time.
-                seconds = min(s.end - s.start for s in group if s.prefill or s.decodes)
+                seconds = min(step.end - step.start for step in busy)
                 most, mean = max(prompts), statistics.fmean(prompts)
-                found.append((1.0, most, mean, decode, seconds))
-    return found
+                found.append((float(most > 0), most, mean, decode, seconds))
+    return np.array(found).reshape(-1, 5)
 
 
 def _least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
