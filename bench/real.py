@@ -356,7 +356,10 @@ class Bench:
         saved = json.loads(first.read_text(encoding="utf-8"))
         for what, total in (("prompt", "input"), ("answer", "output")):
             labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
-        names = "date", "requests", "exchange_us", "learned_seconds", "decode_seconds"
+        # Not that of the report, which may be made again.
+        began = datetime.strptime(saved["date"], "%Y%m%d-%H%M%S")
+        labels["date"] = began.date().isoformat()
+        names = "requests", "exchange_us", "learned_seconds", "decode_seconds"
         names += "prompt_seconds", "slowness", "waiting_share"
         policies = {}
         for name, found in report["policies"].items():

@@ -39,6 +39,7 @@ for number in range(4 * rounds):
         saved = {{"start_times": [0.0] * 16 + [10.0] * 12 + [20.0] * 12}}
         saved |= {{"input_lens": [700] * 40, "output_lens": [50] * 40, "completed": 40}}
         saved |= {{"total_input_tokens": 28000, "total_output_tokens": 2000}}
+        saved["date"] = "20261127-235900"
         turn.write_text(json.dumps(saved))
         time.sleep(1)
 runs = {{each: [9.0] * rounds for each in {figures}}}
@@ -143,6 +144,7 @@ def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
     assert {len(row["hash_ids"]) for row in sent} == {math.ceil(700 / real.CHUNK)}
     assert not set(sent[0]["hash_ids"]) & set(sent[1]["hash_ids"])
     assert bench(1).summary(full)["prompt"] == 700
+    assert bench(1).summary(full)["date"] == "2026-11-27", "when it was measured"
     for words in (path.with_name("words"), path / "predicted" / "words"):
         assert str(path.with_suffix(".sent.jsonl")) in words.read_text().splitlines()
 
