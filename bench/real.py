@@ -232,12 +232,7 @@ class Bench:
     """Runs cells, and keeps their turns."""
 
     def __init__(
-        self,
-        python: Path,
-        folder: Path,
-        rank_count: int,
-        servers: int,
-        minutes: float,
+        self, python: Path, folder: Path, rank_count: int, servers: int, minutes: float
     ) -> None:
         self.python, self.folder = python, folder
         self.ranks, self.servers = rank_count, servers

@@ -510,6 +510,7 @@ def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):
     assert found["adaptive"] == pytest.approx(1 / 12, rel=0.1)
     page = (folder.report / "report.md").read_text()
     assert "| ranks wait for the slowest | unknown | 9% |" in page
+    assert "steps with the same tokens" not in page, "too few steps to tell"
 
 
 def result(turn: turns.Turn, seconds: float) -> turns.Result:

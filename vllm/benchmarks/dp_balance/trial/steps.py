@@ -236,18 +236,20 @@ def prompt_seconds(
         tokens, decode, seconds = points[:, :3], points[:, 3], points[:, 4]
         costs = _least_squares(tokens, seconds - decode)
         expected = tokens @ costs + decode
-        usual = (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
+        usual = _usual(expected, seconds)
         if usual.all():
             deviation = float(np.std(seconds - expected))
             error = deviation * float(np.linalg.pinv(tokens.T @ tokens)[2, 2]) ** 0.5
             told = np.linalg.matrix_rank(tokens) == len(costs)
             if not told or error > UNCERTAIN * costs[1:].sum():
                 break
-            return dict(zip(("fixed", "own", "shared"), costs.tolist(), strict=True))
+            return dict(zip(PARTS, costs.tolist(), strict=True))
         points = points[usual]
     return None
 
 
+PARTS = "fixed", "own", "shared"
+"""Of what prompts add to a step, in the order of the columns of `_points`."""
 LOOKS, FEWEST = 10, 10
 """How often unusual steps are left out, and steps without which nothing is known."""
 UNCERTAIN = 0.25
@@ -273,9 +275,9 @@ def slowness(
     if decodes is None or prompts is None:
         return None
     points = _points([steps], decodes)
-    costs = np.array([prompts[name] for name in ("fixed", "own", "shared")])
+    costs = np.array([prompts[name] for name in PARTS])
     expected, seconds = points[:, :3] @ costs + points[:, 3], points[:, 4]
-    usual = (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
+    usual = _usual(expected, seconds)
     if not usual.any():
         return None
     return float(seconds[usual].sum() / expected[usual].sum())
@@ -306,6 +308,11 @@ def _points(
                 most, mean = max(prompts), statistics.fmean(prompts)
                 found.append((float(most > 0), most, mean, decode, seconds))
     return np.array(found).reshape(-1, 5)
+
+
+def _usual(expected: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Which steps took about what was expected: bool, [steps]."""
+    return (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
 
 
 def _least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
