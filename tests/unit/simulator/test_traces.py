@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 from vllm.benchmarks.dp_balance.errors import UsageError
+from vllm.benchmarks.dp_balance.files import read_lines
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
+from vllm.benchmarks.dp_balance.requests import traces
 from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
 from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, read_trace
 from vllm.benchmarks.dp_balance.requests.workload import traced_requests
 from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
 from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
 
+SHIPPED = Path(__file__).parents[3] / "bench/traces/mooncake_conversation.jsonl"
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,3180,8
@@ -116,13 +119,61 @@ def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path, capsys):
     assert "read as Mooncake's, whose times are milli" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stamps", [[0, 100, 200, 200], [0, 3000, 6000], [5, 5, 5]])
+DATE = "2024-05-10 00:0{}:00"
+
+
+@pytest.mark.parametrize(
+    ("stamps", "step"),
+    [
+        ([27000, 27000, 29999, 30001, 30000, 33000], 3),
+        ([5, 5, 45, 118, 118, 120], 1),
+        (["5.0", "5.0", "45.004", "118.0"], 1),
+        ([DATE.format(minute) for minute in (1, 1, 1, 2, 5)], 60),
+    ],
+)
+def test_times_of_a_step_are_spread_over_it(stamps, step, tmp_path, capsys):
+    if step == 3:
+        lines = [MOONCAKE[0] | {"timestamp": stamp} for stamp in stamps]
+        path = written(tmp_path, lines)
+        steps = [stamp / 1e3 for stamp in stamps]
+    else:
+        text = "".join(f"{stamp},9,5\n" for stamp in stamps)
+        path = written(tmp_path, f"{AZURE_HEAD}\n{text}")
+        steps = [float(each) if step == 1 else 60 * int(each[-4]) for each in stamps]
+    times = [row.time or 0.0 for row in read_trace(path).rows]
+    assert len({*times}) == len(times)
+    assert f"multiples of {step} s; requests are spread" in capsys.readouterr().err
+    first = min(steps)
+    for time, stamp in zip(times, sorted(steps), strict=True):
+        assert abs(time - (stamp - first)) < step + 0.005
+
+
+def test_almost_each_row_of_the_shipped_mooncake_has_a_time_of_its_own():
+    times = [row.time or 0.0 for row in read_trace(SHIPPED).rows]
+    assert len({*times}) > 0.9 * len(times)
+    stamps = [json.loads(line)["timestamp"] for line in SHIPPED.open()]
+    first = min(time for time in times)
+    assert first == 0
+    for time, stamp in zip(times, stamps, strict=False):
+        assert abs(time - stamp / 1e3) < 6
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        [0, 100, 200, 200],
+        [0, 3000, 6000],
+        [5, 5, 5],
+        [3000, 3000, 3002, 2998],
+        [60_000, 63_007, 63_007],
+    ],
+)
 def test_times_that_are_exact_are_kept(stamps, tmp_path):
     lines = [MOONCAKE[0] | {"timestamp": stamp} for stamp in stamps]
     rows = read_trace(written(tmp_path, lines)).rows
-    first = stamps[0]
+    first = min(stamps)
     assert [row.time for row in rows] == pytest.approx(
-        [(s - first) / 1e3 for s in stamps]
+        [(s - first) / 1e3 for s in sorted(stamps)]
     )
 
 
@@ -148,6 +199,50 @@ def test_window(tmp_path):
     assert [row.prompt_len for row in rows] == [3180]
     with pytest.raises(UsageError, match=r"no request in the window .* lasts 29 s"):
         read_trace(path, TimedTrace(start=60.0))
+
+
+def of_seconds(tmp_path: Path, stamps: list[int]) -> Path:
+    """A table whose prompts have a token more than their time has seconds."""
+    lines = "".join(f"{stamp}.5,{stamp + 1},5\n" for stamp in stamps)
+    return written(tmp_path, f"{AZURE_HEAD}\n{lines}")
+
+
+def test_of_a_file_in_order_nothing_behind_the_window_is_read(tmp_path, monkeypatch):
+    path = of_seconds(tmp_path, list(range(20_000)))
+    made, read = [], 0
+
+    def counted(path, errors="strict"):
+        nonlocal read
+        for line in read_lines(path, errors):
+            read += 1
+            yield line
+
+    monkeypatch.setattr(traces, "read_lines", counted)
+    row = traces._row
+    monkeypatch.setattr(traces, "_row", lambda *of: made.append(1) or row(*of))
+    kept = read_trace(path, TimedTrace(start=100.0, duration=50.0)).rows
+    assert [row.prompt_len for row in kept] == list(range(101, 151))
+    assert len(made) == 50, "other rows make no object"
+    assert read < 1000
+    with pytest.raises(UsageError, match=r"no request in the window .* lasts 19999 s"):
+        read_trace(path, TimedTrace(start=30_000.0, duration=5.0))
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        [*range(1000), *range(900, 50, -1)],
+        [*range(1000), *range(0, 20_000, 3)],
+        [*range(50), 0, *range(50, 7778), 60, *range(7778, 20_000)],
+        [*range(1, 9000), 0],
+    ],
+)
+def test_of_a_file_out_of_order_no_request_of_the_window_is_lost(stamps, tmp_path):
+    path = of_seconds(tmp_path, stamps)
+    kept = read_trace(path, TimedTrace(start=20.0, duration=90.0)).rows
+    first = min(stamps)
+    wanted = sorted(stamp for stamp in stamps if 20 <= stamp - first < 110)
+    assert [row.prompt_len - 1 for row in kept] == wanted
 
 
 SESSIONS = [

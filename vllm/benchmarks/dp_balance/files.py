@@ -3,13 +3,19 @@
 """Text files that the user names."""
 
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import UsageError
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Reads a regular file in UTF-8: a pipe or a device may have no end.
+    """Reads all of a file, as `read_lines`."""
+    return "".join(read_lines(path, errors))
+
+
+def read_lines(path: Path, errors: str = "strict") -> Iterator[str]:
+    """The lines of a regular file in UTF-8: a pipe or a device may have no end.
 
     Args:
         path: the file.
@@ -24,7 +30,8 @@ def read_text(path: Path, errors: str = "strict") -> str:
             raise UsageError(
                 f"{path}: is no regular file; write to one what comes out of it."
             )
-        return path.read_bytes().decode("utf-8-sig", errors)
+        with path.open(encoding="utf-8-sig", errors=errors, newline="") as file:
+            yield from file
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror or error})."

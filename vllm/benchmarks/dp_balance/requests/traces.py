@@ -6,15 +6,17 @@ Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents
 is of another is converted by whoever has it; docs/simulate.md shows how.
 """
 
+import contextlib
 import csv
 import functools
-import io
+import itertools
 import json
 import math
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ..arguments import MOST_TOKENS
 from ..errors import UsageError
-from ..files import read_text
+from ..files import read_lines
 from .sessions import session_turns
 
 
@@ -43,7 +45,7 @@ class TraceRow(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A trace in the order of its times, which start at 0."""
+    """A trace in the order of its times, which are since the window's begin."""
 
     rows: Sequence[TraceRow]
     chunk_size: int
@@ -76,8 +78,12 @@ class TimedTrace:
     """Seconds that the window lasts."""
 
 
-MOONCAKE_SECONDS = 3.0
-"""Mooncake's times are multiples of this; requests of one time are spread over it."""
+STEPS = 60.0, 3.0, 1.0
+"""Seconds that times are often rounded down to; Mooncake's are to 3."""
+STEP_TOLERANCE = 0.005
+"""Seconds that such times may be off: a third of Mooncake's are, by 1 to 3 ms."""
+SAMPLES = 100
+"""Places at which a file is looked at to see whether its times are in order."""
 LONGEST = 1e9
 """Seconds that a trace may last: in longer ones the clock loses the steps."""
 LATEST = 1e11
@@ -99,9 +105,8 @@ ASSUMED_OF_CSV = (
     "--timed-trace-sec-multiplier says otherwise"
 )
 ASSUMED = (
-    "read as Mooncake's, whose times are milliseconds (multiples of 3 s are spread "
-    "over these at random) and whose hash ids stand for 512 tokens; "
-    "--timed-trace-sec-multiplier and -chunk-hash-size say otherwise"
+    "read as Mooncake's, whose times are milliseconds and whose hash ids stand for "
+    "512 tokens; --timed-trace-sec-multiplier and -chunk-hash-size say otherwise"
 )
 
 
@@ -119,44 +124,78 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
         UsageError: the file cannot be read, has a bad line, which is named, or
             nothing in the window.
     """
-    text, options = read_text(path).lstrip(), options or TimedTrace()
-    is_json = text.startswith("{")
-    chunk_size = 512 if is_json else 16
-    rows: list[TraceRow] = []
-    for where, item in _json_lines(path, text) if is_json else _csv_lines(path, text):
+    options = options or TimedTrace()
+    head = next(_text_lines(path), "")
+    is_json = head.startswith("{")
+    read = functools.partial(_json_lines if is_json else _csv_lines, path)
+    times = _spread(path, _times(path, read, options, is_json))
+    kept, chunk_size, failed = [], 512 if is_json else 16, 0
+    begin = _begin_of_window(path, times, options)
+    for time, (where, item) in zip(times, read(_text_lines(path)), strict=False):
+        since = None if begin is None else time - begin
+        if since is not None and not 0 <= since < options.duration:
+            continue
         if isinstance(item.get("requests"), list):
             # Of the last one: nobody mixes sessions of several sizes.
             chunk_size, turns = session_turns(where, item)
             for prompt, output, think, ids in turns:
                 row = _row(where, prompt, output)
-                rows.append(row._replace(hash_ids=ids, think=think))
+                kept.append(row._replace(hash_ids=ids, think=think))
         else:
-            rows.append(_traced(where, item, options, is_json))
-    if is_json:
-        is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
-        if not is_told and any(row.time is not None for row in rows):
-            print(f"note: {path}: {ASSUMED}.", file=sys.stderr)
-        rows = _spread(rows)
-    elif options.sec_multiplier is None and any(row.time is not None for row in rows):
+            row = _traced(where, item, options, is_json)._replace(time=since)
+            failed += not row.output_len
+            kept.append(row)
+    if not kept and begin is not None:
+        raise UsageError(
+            f"{path}: no request in the window of {_name_of_window(options)}; the "
+            f"trace lasts {max(times) - min(times):.0f} s."
+        )
+    if failed == len(kept):
+        none = f"holds no request{' with an answer' * bool(kept)}"
+        line = head.rstrip("\r\n")
+        raise UsageError(f"{path}: {none}; line 1 is {line!r:.60}; {EXPECTED}.")
+    if begin is not None and options.sec_multiplier is None and not is_json:
         print(f"note: {path}: {ASSUMED_OF_CSV}.", file=sys.stderr)
-    served = [row for row in rows if row.output_len]
-    if not served:
-        head = text.partition("\n")[0]
-        none = f"holds no request{' with an answer' * bool(rows)}"
-        raise UsageError(f"{path}: {none}; line 1 is {head!r:.60}; {EXPECTED}.")
-    if failed := len(rows) - len(served):
-        said = f"left out {failed} of {len(rows)} requests, which have no answer"
+    is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
+    if begin is not None and is_json and not is_told:
+        print(f"note: {path}: {ASSUMED}.", file=sys.stderr)
+    if failed:
+        said = f"left out {failed} of {len(kept)} requests, which have no answer"
         print(f"note: {path}: {said}.", file=sys.stderr)
-    kept = _window(path, served, options)
-    return Trace(kept, options.chunk_hash_size or chunk_size)
+    served = [row for row in kept if row.output_len]
+    if begin is not None:
+        served.sort(key=lambda row: row.time or 0.0)
+    return Trace(served, options.chunk_hash_size or chunk_size)
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    """Without what is empty before the first."""
+    lines = itertools.dropwhile(lambda line: not line.strip(), read_lines(path))
+    yield next(lines, "").lstrip()
+    yield from lines
+
+
+def _sample(path: Path) -> Iterator[str]:
+    """The first line of a file, some of those between, and the last."""
+    yield next(_text_lines(path), "")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(1, SAMPLES):
+            file.seek(size * number // SAMPLES)
+            file.readline()  # the rest of one that has begun before
+            yield file.readline().decode(errors="replace")
+        file.seek(max(0, size - 65_536))
+        yield from (line.decode(errors="replace") for line in file.readlines()[-1:])
 
 
 Lines = Iterator[tuple[str, Mapping[str, Any]]]
 """Where a request is said, and what is said of it by name."""
+Read = Callable[[Iterator[str]], Lines]
+"""What reads the lines of a file of one format."""
 
 
-def _json_lines(path: Path, text: str) -> Lines:
-    for number, line in enumerate(text.split("\n"), start=1):
+def _json_lines(path: Path, lines: Iterator[str]) -> Lines:
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path} line {number}"
             try:
@@ -168,12 +207,13 @@ def _json_lines(path: Path, text: str) -> Lines:
             yield where, item
 
 
-def _csv_lines(path: Path, text: str) -> Lines:
+def _csv_lines(path: Path, lines: Iterator[str]) -> Lines:
+    head = next(lines, "")
     try:
-        dialect = csv.Sniffer().sniff(text.partition("\n")[0], ",;\t")
+        dialect = csv.Sniffer().sniff(head, ",;\t")
     except csv.Error:  # of what is no such file
         return
-    reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect)
+    reader = csv.DictReader(itertools.chain([head], lines), dialect=dialect)
     try:
         for item in reader:
             yield f"{path} line {reader.line_num}", item
@@ -181,10 +221,10 @@ def _csv_lines(path: Path, text: str) -> Lines:
         raise UsageError(f"{path} line {reader.line_num + 1}: {error}.") from None
 
 
-def _traced(
+def _told(
     where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
-) -> TraceRow:
-    """The row of a line."""
+) -> Iterator[Any]:
+    """What a line says of prompt and output tokens, and of the time."""
     labels = (
         options.label_input_length,
         options.label_output_length,
@@ -197,24 +237,20 @@ def _traced(
         if name not in item:
             has = ", ".join(map(str, item))
             raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
-    prompt, output, stamp = map(item.get, names)
-    row = _row(where, prompt, output)
+    return map(item.get, names)
+
+
+def _traced(
+    where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
+) -> TraceRow:
+    """The row of a line, without its time."""
+    prompt, output, _ = _told(where, item, options, is_json)
     hash_ids = item.get(options.label_hash_ids, [])
     if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
         raise UsageError(
             f"{where}: {options.label_hash_ids} is not a list of whole numbers."
         )
-    row = row._replace(hash_ids=tuple(hash_ids))
-    if stamp is None:
-        return row
-    unit = options.sec_multiplier or (1e-3 if is_json else 1.0)
-    try:
-        return row._replace(time=_seconds(str(stamp), unit))
-    except ValueError:
-        raise UsageError(
-            f"{where}: {options.label_timestamp} is {stamp!r:.40}; expected a number "
-            "or a date."
-        ) from None
+    return _row(where, prompt, output)._replace(hash_ids=tuple(hash_ids))
 
 
 def _row(where: str, prompt: Any, output: Any) -> TraceRow:
@@ -251,19 +287,87 @@ def _seconds(text: str, unit: float) -> float:
     return number
 
 
-def _window(
-    path: Path, rows: Sequence[TraceRow], options: TimedTrace
-) -> Sequence[TraceRow]:
-    times = [row.time for row in rows if row.time is not None]
-    window = f"--timed-trace-start {options.start:g} and -duration {options.duration:g}"
-    if not times:
+def _times(
+    path: Path, read: Read, options: TimedTrace, is_json: bool
+) -> Sequence[float]:
+    """The time of each line, in seconds, nan where it has none.
+
+    Of a file in order they end behind the window, with that of its last line.
+    """
+
+    def of(lines: Iterator[str]) -> Iterator[float]:
+        unit = options.sec_multiplier or (1e-3 if is_json else 1.0)
+        for where, item in read(lines):
+            stamp = None
+            if not isinstance(item.get("requests"), list):
+                _, _, stamp = _told(where, item, options, is_json)
+            try:
+                yield math.nan if stamp is None else _seconds(str(stamp), unit)
+            except ValueError:
+                raise UsageError(
+                    f"{where}: {options.label_timestamp} is {stamp!r:.40}; expected a "
+                    "number or a date."
+                ) from None
+
+    sampled: list[float] = []
+    if options.duration < math.inf:
+        with contextlib.suppress(UsageError):  # a sample may begin within a line
+            sampled = list(of(_sample(path)))
+    is_in_order = len(sampled) > 1 and sampled == sorted(sampled)
+    times = array("d")
+    for time in of(_text_lines(path)):
+        is_in_order &= not times or times[-1] <= time
+        times.append(time)
+        # Those of a step may still be spread over it.
+        if is_in_order and (
+            time - times[0] > options.start + options.duration + max(STEPS)
+        ):
+            times.append(sampled[-1])
+            break
+    return times
+
+
+def _spread(path: Path, times: Sequence[float]) -> Sequence[float]:
+    """Times that are of a step, such as whole seconds, are spread over it at random.
+
+    Times that are exact show it: they are no multiples, or there is one of each.
+    """
+    for step in STEPS:
+        off = (abs(math.remainder(time, step)) for time in times)
+        if all(each <= STEP_TOLERANCE for each in off):
+            break
+    else:
+        return times
+    steps = array("d", (round(time / step) for time in times))
+    if len({*steps}) < 2 or len({*times}) == len(times):
+        return times
+    print(
+        f"note: {path}: its times are multiples of {step:g} s; requests are "
+        "spread over these at random.",
+        file=sys.stderr,
+    )
+    draw = random.Random(0)
+    return array("d", (step * (each + draw.random()) for each in steps))
+
+
+def _name_of_window(options: TimedTrace) -> str:
+    return f"--timed-trace-start {options.start:g} and -duration {options.duration:g}"
+
+
+def _begin_of_window(
+    path: Path, times: Sequence[float], options: TimedTrace
+) -> float | None:
+    """The time at which the window begins, or None if the file has no times."""
+    timed = len(times) - sum(map(math.isnan, times))
+    if not timed:
         if (options.start, options.duration) != (0.0, math.inf):
+            window = _name_of_window(options)
             raise UsageError(f"{window}: {path} has no times; leave them out.")
-        return rows
-    if len(times) < len(rows):
+        return None
+    if timed < len(times):
         raise UsageError(
-            f"{path}: {len(times)} of {len(rows)} requests have a time; give one to "
-            "all, or to none."
+            f"{path}: {timed} of {len(times)} requests have a time; give one to all, "
+            "or to none."
         )
     first, lasts = min(times), max(times) - min(times)
     if not (lasts <= LONGEST and max(map(abs, times)) <= LATEST):
@@ -271,32 +375,4 @@ def _window(
             f"{path}: its times are {lasts:.3g} s apart, from {first:.3g} s on; give "
             "their unit with --timed-trace-sec-multiplier (of milliseconds 0.001)."
         )
-    since = (
-        row._replace(time=(row.time or 0.0) - first - options.start) for row in rows
-    )
-    kept = [row for row in since if 0 <= (row.time or 0.0) < options.duration]
-    if not kept:
-        raise UsageError(
-            f"{path}: no request in the window of {window}; the trace lasts "
-            f"{lasts:.0f} s."
-        )
-    return sorted(kept, key=lambda row: row.time or 0.0)
-
-
-def _spread(rows: list[TraceRow]) -> list[TraceRow]:
-    """Requests of the same multiple of 3 s are spread over these, at random.
-
-    Times that are exact show it: they are no multiples, or there is one of each.
-    """
-    times = [row.time for row in rows if row.time is not None]
-    if (
-        len(times) < len(rows)
-        or not 1 < len({*times}) < len(times)
-        or any(abs(math.remainder(time, MOONCAKE_SECONDS)) > 1e-6 for time in times)
-    ):
-        return rows
-    spread = random.Random(0)
-    return [
-        row._replace(time=time + MOONCAKE_SECONDS * spread.random())
-        for row, time in zip(rows, times, strict=True)
-    ]
+    return first + options.start
