@@ -122,9 +122,11 @@ class Adaptive:
       and that delays all N requests, by so much more as prefills stretch the time of
       those that decode: its *price* is ``waste * N * stretch``.
 
-    A release is due once the waiting has reached the price: rent-or-buy, which never
-    pays more than twice what the best choice in hindsight would have, and with even
-    arrivals makes the cycles that renewal theory finds best.
+    A release is due once the waiting has reached the price: rent-or-buy, which with
+    even arrivals makes the cycles that renewal theory finds best. While the price stays
+    as it is, that pays at most twice what the best choice in hindsight would have; a
+    prompt that comes to another rank just behind a release can make it four times and
+    more, so the guard bounds what holds take.
     """
 
     def __init__(self) -> None:
