@@ -5,13 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, read_trace
-from vllm.benchmarks.dp_balance.requests.workload import traced_requests
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.requests.traces import TimedTrace, TraceRow, read_trace
+from vllm_balance.simulator.requests.workload import traced_requests
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
