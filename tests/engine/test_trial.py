@@ -19,7 +19,8 @@ from vllm_balance.doctor import serve as serve_module
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.serve import look
 from vllm_balance.errors import UsageError
-from vllm_balance.server_api import KEY, Endpoint
+from vllm_balance.policy import KEY
+from vllm_balance.server_api import Endpoint
 from vllm_balance.trial import command
 from vllm_server import Server, free_port
 

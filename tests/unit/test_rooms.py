@@ -20,6 +20,7 @@ BELOW = {
         "vllm_balance.build_info",
         "vllm_balance.doctor",
         "vllm_balance.errors",
+        "vllm_balance.policy",
         "vllm_balance.server_api",
         "vllm_balance.simulator",
     },

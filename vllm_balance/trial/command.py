@@ -16,7 +16,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
-from ..server_api import KEY, Endpoint, go_past_proxies
+from ..policy import KEY
+from ..server_api import Endpoint, go_past_proxies
 from ..simulator.arguments import real, whole
 from ..simulator.policies import BALANCE, server_options
 from ..simulator.results import versions

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..server_api import KEY, Endpoint
+from ..policy import KEY
+from ..server_api import Endpoint
 from ..simulator.policies import server_options
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
