@@ -13,15 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm.benchmarks.dp_balance.front_end.load_balancers import AS_SERVED, BY_PREFIXES
-from vllm.benchmarks.dp_balance.rank.limits import BLOCK_SIZE, RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, Trace, read_trace
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel
-from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
-
 from no_barrier import without_barrier
+from vllm_balance.simulator.front_end.load_balancers import AS_SERVED, BY_PREFIXES
+from vllm_balance.simulator.rank.limits import BLOCK_SIZE, RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic, Frontend
+from vllm_balance.simulator.requests.traces import TimedTrace, Trace, read_trace
+from vllm_balance.simulator.scenario import Scenario, Workload
+from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1, CostModel
+from vllm_balance.simulator.step_time.presets import PRESETS
 
 FOLDER = Path(__file__).parent
 TRACES = FOLDER / "traces"

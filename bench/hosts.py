@@ -31,11 +31,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm.v1.core.sched.balance.core.policies.wishes import first_wish, next_wish
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from dp_loop import LoopEngine, StandInExecutor
 from dp_ranks import Ranks, loop_arguments
+from vllm_balance.core.policies.wishes import first_wish, next_wish
 from vllm_balance.reference import tiny_models
 
 STEP_S = 0.05

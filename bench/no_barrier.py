@@ -6,7 +6,7 @@ and what it costs more to leave the graph counts by the share of ranks that pref
 
 from dataclasses import asdict
 
-from vllm.benchmarks.dp_balance.step_time.model import CostModel, Loads
+from vllm_balance.simulator.step_time.model import CostModel, Loads
 
 
 class NoBarrier(CostModel):

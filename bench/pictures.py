@@ -8,6 +8,7 @@
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +16,20 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-import pure_vllm  # noqa: F401  before vllm
-
-# isort: split
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
-from vllm.v1.core.sched.balance.core.policies.adaptive import Adaptive, _slack
-from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 
 import tables
+from vllm_balance.core.policies.adaptive import Adaptive, _slack
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
+from vllm_balance.simulator.loop import StepRecord
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic, Frontend
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1
 
 ROOT = Path(__file__).resolve().parents[1]
 

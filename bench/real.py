@@ -43,7 +43,11 @@ from balance_tools.wheel.build import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES, RESULTS = ROOT / "bench" / "traces", ROOT / "bench" / "results"
-MEASURED = "vllm/v1/core/sched/balance", "vllm_balance/reference"
+MEASURED = (
+    "vllm/v1/core/sched/balance",
+    "vllm_balance/core",
+    "vllm_balance/reference",
+)
 """Sources without which turns would have taken another time."""
 POLICIES = ("off", "cap", "align", "adaptive")
 ROUNDS = 3

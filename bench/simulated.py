@@ -25,21 +25,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pure_vllm  # noqa: F401  the simulator without vLLM's own, and its torch
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-# isort: split
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance import loop, scenario
-from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
-from vllm.benchmarks.dp_balance.metrics import measure
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.results import versions
-from vllm.benchmarks.dp_balance.scenario import Scenario
 
 import tables
 from grids import GRIDS, VARIANTS, Cell
 from rivals.known import CONTROLLERS
 from rivals.routers import ROUTERS
+from vllm_balance.simulator import loop, scenario
+from vllm_balance.simulator.front_end.load_balancers import LOAD_BALANCERS
+from vllm_balance.simulator.metrics import measure
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.results import versions
+from vllm_balance.simulator.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
+NOT_BUILT = (
+    f"{Path(__file__).parent}: expected the build record of a wheel, found none, for "
+    "this is a checkout or an editable install; build the wheel with `make wheel` and "
+    "install it with pip"
+)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from vllm_balance.terminal import print_anything
+from vllm_balance.core.policies.wishes import NAMES
 
 KEY = "BALANCE_OPERATOR_KEY"
+"""The variable with the key to `PATH`; see `operators.py` of the balance package."""
 PATH = "/balance_policy"
-NAMES = ("adaptive", "align", "cap", "off")
 ANSWER_S = 30.0
 """A rank answers between two steps."""
 PAUSE_S = 0.2
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Print the policy; 1 if it could not be told or changed."""
-    print_anything()
     try:
         if chosen.name is None:
             print(_describe(_ask(chosen.url)))

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vllm_balance.build_info import BuildInfo
-from vllm_balance.installed import Installed, normalise, sha256_of
+from vllm_balance.build_info import NOT_BUILT, BuildInfo, load_build_info
+from vllm_balance.installed import Installed, find_installed, normalise, sha256_of
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
 PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
 MOST_FILES = 10
 """Files of each kind that are named one by one."""
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """It has no options."""
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print one line for each finding; 1 if there is one."""
+    info = load_build_info()
+    if info is None:
+        print(NOT_BUILT, file=sys.stderr)
+        return 1
+    findings = verify_installation(info, find_installed(*NAMES))
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    if not findings:
+        print(f"{info.wheel}: installed as it was built")
+    return 1 if findings else 0
 
 
 def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:

@@ -5,8 +5,8 @@ default numbers of 2026. Left out are its watermark of the KV cache's usage, whi
 do not have, and its bound in milliseconds, which is off by default.
 """
 
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+from vllm_balance.core.policies import OPEN, Decision
+from vllm_balance.core.policies.rows import Snapshot
 
 from . import HOLD
 

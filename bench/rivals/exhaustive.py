@@ -8,8 +8,8 @@ as likely to end in a step as another, and all prompts are equally long.
 
 from math import log
 
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+from vllm_balance.core.policies import OPEN, Decision
+from vllm_balance.core.policies.rows import Snapshot
 
 from . import HOLD
 

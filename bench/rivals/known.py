@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from vllm.benchmarks.dp_balance.policies import Controller, MakeController
-from vllm.v1.core.sched.balance.core.policies import Decision
-from vllm.v1.core.sched.balance.core.policies.in_flight import StepsInFlight
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+from vllm_balance.core.policies import Decision
+from vllm_balance.core.policies.in_flight import StepsInFlight
+from vllm_balance.core.policies.rows import Snapshot
+from vllm_balance.simulator.policies import Controller, MakeController
 
 from .atom import AtomCoalescer
 from .exhaustive import ExhaustiveCycle

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, cycle
 
-from vllm.benchmarks.dp_balance.front_end.backends import (
+from vllm_balance.simulator.front_end.backends import (
     FIRST,
     ApiServer,
     Backends,
@@ -18,8 +18,8 @@ from vllm.benchmarks.dp_balance.front_end.backends import (
     LoadBalancer,
     MakeBalancers,
 )
-from vllm.benchmarks.dp_balance.rank.counts import Counts, RankCounts
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
+from vllm_balance.simulator.rank.counts import Counts, RankCounts
+from vllm_balance.simulator.requests.request import SimRequest
 
 
 class Balancer030(LoadBalancer):

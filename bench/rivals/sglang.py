@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
+from vllm_balance.core.policies import OPEN, Decision
+from vllm_balance.core.policies.rows import Snapshot
 
 from . import HOLD
 

@@ -16,30 +16,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "bench"), str(ROOT)]
 
-import pure_vllm  # noqa: F401  before vllm
-
-# isort: split
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.front_end.backends import Backends, LoadBalancer
-from vllm.benchmarks.dp_balance.front_end.load_balancers import (
+
+from hostile_worlds import World, draw, parse
+from rivals.routers import ROUTERS, BlindBalancer, one_for_all
+from vllm_balance.core.policies.rows import Snapshot
+from vllm_balance.simulator.front_end.backends import Backends, LoadBalancer
+from vllm_balance.simulator.front_end.load_balancers import (
     BY_COUNTS,
     BY_TOKENS,
     LOAD_BALANCERS,
 )
-from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.metrics import percentile
-from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.engine import Engine
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.scenario import Scenario, simulate
-from vllm.benchmarks.dp_balance.step_time.model import Loads
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
-
-from hostile_worlds import World, draw, parse
-from rivals.routers import ROUTERS, BlindBalancer, one_for_all
+from vllm_balance.simulator.loop import StepRecord
+from vllm_balance.simulator.metrics import percentile
+from vllm_balance.simulator.policies import make_controller
+from vllm_balance.simulator.rank.engine import Engine
+from vllm_balance.simulator.requests.arrivals import ClientTraffic, Frontend
+from vllm_balance.simulator.requests.request import SimRequest
+from vllm_balance.simulator.scenario import Scenario, simulate
+from vllm_balance.simulator.step_time.model import Loads
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
 """Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vllm.benchmarks.dp_balance.requests.workload import SimRequest, parse_lengths
-from vllm.benchmarks.dp_balance.scenario import RankLimits
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm_balance.simulator.requests.workload import SimRequest, parse_lengths
+from vllm_balance.simulator.scenario import RankLimits
+from vllm_balance.simulator.step_time.model import CostModel
 
 
 class Phase(NamedTuple):

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "bench"), str(ROOT)]
 
-import pure_vllm  # noqa: F401  before vllm
-
-# isort: split
 from tqdm import tqdm
-from vllm.benchmarks.dp_balance.metrics import percentile
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.requests.workload import parse_lengths
-from vllm.benchmarks.dp_balance.scenario import RankLimits, Scenario, simulate
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
-from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+
+from vllm_balance.simulator.metrics import percentile
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.requests.request import SimRequest
+from vllm_balance.simulator.requests.workload import parse_lengths
+from vllm_balance.simulator.scenario import RankLimits, Scenario, simulate
+from vllm_balance.simulator.step_time.model import CostModel
+from vllm_balance.simulator.step_time.presets import PRESETS
 
 MEAN, TAIL, TAIL_SECONDS = 1.1, 2.0, 2.0
 """A tenant's mean end-to-end time, and p99 of TTFT, against those of off: factors, and

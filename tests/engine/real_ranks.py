@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from vllm.benchmarks.dp_balance import scenario as simulated
-from vllm.benchmarks.dp_balance.rank.counts import RankCounts
-from vllm.benchmarks.dp_balance.rank.engine import Engine
-from vllm.benchmarks.dp_balance.rank.scheduler import NOTHING, Outcome
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.rank.reads import limits_of
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -31,6 +26,11 @@ from schedulers import (
     make_scheduler,
     prompt_request,
 )
+from vllm_balance.simulator import scenario as simulated
+from vllm_balance.simulator.rank.counts import RankCounts
+from vllm_balance.simulator.rank.engine import Engine
+from vllm_balance.simulator.rank.scheduler import NOTHING, Outcome
+from vllm_balance.simulator.requests.request import SimRequest
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],

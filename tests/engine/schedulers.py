@@ -15,8 +15,6 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.balance.core.policies import create_policy
-from vllm.v1.core.sched.balance.core.policies.rows import Limits, Snapshot
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
@@ -31,6 +29,9 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm_balance.core.policies import create_policy
+from vllm_balance.core.policies.rows import Limits, Snapshot
 
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 16

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from vllm.v1.core.sched.balance.core.dispatch import TO_COMPUTE, Dispatch
 
+from vllm_balance.core.dispatch import TO_COMPUTE, Dispatch
 from vllm_server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]

@@ -1,13 +1,13 @@
 """On two ranks of any release, every policy answers right, decides, and reports."""
 
 import pytest
-from vllm.v1.core.sched.balance.core.policies import POLICIES
 
 from test_greedy_equality import (
     assert_all_served,
     assert_equal,
     assert_the_gate_decided,
 )
+from vllm_balance.core.policies import POLICIES
 from vllm_server import Server
 
 RANKS = 2

@@ -9,7 +9,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.core.dispatch import TO_ATTEND
 from vllm.v1.core.sched.balance.front.front_end import (
     create_balance_dispatch,
     dispatch_of,
@@ -19,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 
 from schedulers import engine_config
 from test_front_end_model import front_end, made
+from vllm_balance.core.dispatch import TO_ATTEND
 
 RANKS = 3
 SLOTS = 4

@@ -8,23 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from vllm.benchmarks.dp_balance.front_end.backends import (
-    FIRST,
-    ApiServer,
-    Backends,
-    LoadBalancer,
-)
-from vllm.benchmarks.dp_balance.front_end.load_balancers import (
-    LOAD_BALANCERS,
-    Balancer023,
-)
-from vllm.benchmarks.dp_balance.rank.counts import RankCounts
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
-from vllm.v1.core.sched.balance.core.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
 from vllm.v1.core.sched.balance.front import front_end as module
 from vllm.v1.core.sched.balance.front.board import SharedBoard, create_board
 from vllm.v1.core.sched.balance.front.front_end import BalanceDispatch, PromptHasher
@@ -34,6 +21,19 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from dp_loop import NOT_GIVEN
 from rivals.routers import Balancer030
 from schedulers import image
+from vllm_balance.core.dispatch import TO_ATTEND, TO_COMPUTE, Dispatch
+from vllm_balance.simulator.front_end.backends import (
+    FIRST,
+    ApiServer,
+    Backends,
+    LoadBalancer,
+)
+from vllm_balance.simulator.front_end.load_balancers import (
+    LOAD_BALANCERS,
+    Balancer023,
+)
+from vllm_balance.simulator.rank.counts import RankCounts
+from vllm_balance.simulator.requests.request import SimRequest
 
 SLOTS = 4
 CHOOSES = DPLBAsyncMPClient.get_core_engine_for_request.__code__.co_names

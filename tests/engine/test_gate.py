@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -35,6 +33,8 @@ from schedulers import (
     step,
     steps_of,
 )
+from vllm_balance.core.policies import OPEN, Decision
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
 

@@ -2,10 +2,11 @@
 
 import json
 
-from vllm.v1.core.sched.balance.core.policies.cost import StepCost
-from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Learned
-from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+
+from vllm_balance.core.policies.cost import StepCost
+from vllm_balance.core.policies.decision import OPEN, Learned
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 ROWS = Snapshot.from_rows([Row(*[1] * len(Row._fields))] * 2, [Limits(4, 64)] * 2)
 LOAD = {"unprefilled_tokens": 5, "context_tokens": 7, "held_requests": 1}

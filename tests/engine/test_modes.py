@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
 )
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS, samples
 from schedulers import engine_config, make_request, make_scheduler, step
 from test_greedy_equality import assert_equal, assert_the_gate_decided
+from vllm_balance.core.policies import OPEN, Decision
 from vllm_server import Server
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")

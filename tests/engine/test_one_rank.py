@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from vllm import LLM, SamplingParams
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
-from vllm.v1.core.sched.balance.core.policies.wishes import next_wish
 from vllm.v1.core.sched.balance.rank.gate import start_balance_gate
 from vllm.v1.request import RequestStatus
 
@@ -14,6 +12,8 @@ from hugging_face import NEW_TOKENS
 from schedulers import engine_config, make_scheduler, prompt_request, step
 from test_greedy_equality import assert_all_served, assert_equal
 from test_modes import NGRAM
+from vllm_balance.core.policies import OPEN, Decision
+from vllm_balance.core.policies.wishes import next_wish
 from vllm_server import Server
 
 ADAPTIVE = ("--data-parallel-balance", "adaptive")

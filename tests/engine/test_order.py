@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 import pytest
-from vllm.v1.core.sched.balance.core.policies import OPEN, Decision
 from vllm.v1.request import RequestStatus
 
 from schedulers import engine_config, make_request, make_scheduler, step
+from vllm_balance.core.policies import OPEN, Decision
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
 SLOTS = 4

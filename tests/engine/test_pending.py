@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.balance.core.policies.decision import Decision
 from vllm.v1.core.sched.balance.rank.reads import (
     in_turn,
     max_admitted,
@@ -27,6 +26,7 @@ from schedulers import (
     step,
     upstream_copy,
 )
+from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 HOLD = Decision(admit=False, prefill_budget=0, reason="test")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
@@ -23,6 +22,7 @@ from schedulers import (
     step,
     steps_of,
 )
+from vllm_balance.core.policies.decision import OPEN, Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 

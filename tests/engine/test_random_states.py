@@ -23,7 +23,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import MambaSpec
@@ -46,6 +45,7 @@ from schedulers import (
     step,
     upstream_copy,
 )
+from vllm_balance.core.policies.decision import OPEN, Decision
 
 ADAPTERS, DRAFTS, STEPS = 2, 3, 40
 MAMBA = MambaSpec(

@@ -8,14 +8,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance import scenario as simulated
-from vllm.benchmarks.dp_balance.metrics import measure
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
 
 from real_ranks import simulate_real
+from vllm_balance.simulator import scenario as simulated
+from vllm_balance.simulator.metrics import measure
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.model import CostModel
 
 COST = CostModel(t0=0.03, a=4e-4, b=2e-4, c=0.02, context=6e-8, attention=1e-6, phi=0.2)
 PLAIN = Scenario(

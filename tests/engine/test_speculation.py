@@ -9,7 +9,6 @@ import random
 from collections import Counter
 
 import pytest
-from vllm.v1.core.sched.balance.core.policies import POLICIES
 
 from dp_loop import prompt_of
 from drafters import DRAFTED_BY, Drafter
@@ -23,6 +22,7 @@ from test_waves import (
     ranks_with_the_model,
     stress,
 )
+from vllm_balance.core.policies import POLICIES
 
 PROMPT, SHARED = 92, 2 * BLOCK
 """Of two blocks in common one is a hit: of the last, MTP and EAGLE drop it."""

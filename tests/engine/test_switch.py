@@ -5,16 +5,16 @@ from collections import defaultdict
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance.core.policies.wishes import (
+from vllm.v1.core.sched.balance.rank.gate import REST_STEPS
+
+from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
+from test_waves import CheckedEngine
+from vllm_balance.core.policies.wishes import (
     NAMES,
     first_wish,
     next_wish,
     wished,
 )
-from vllm.v1.core.sched.balance.rank.gate import REST_STEPS
-
-from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
-from test_waves import CheckedEngine
 from vllm_server import free_port
 
 EACH_WAY = pytest.mark.parametrize("how", HOW)

@@ -1,4 +1,4 @@
-"""`vllm bench dp-balance trial` as an operator runs it, on the emulated device."""
+"""`vllm-balance trial` as an operator runs it, on the emulated device."""
 
 import contextlib
 import json
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.trial import command
-from vllm.benchmarks.dp_balance.trial.endpoint import KEY, Endpoint
 
 from vllm_balance.doctor import serve as serve_module
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.serve import look
+from vllm_balance.errors import UsageError
+from vllm_balance.policy import KEY
+from vllm_balance.server_api import Endpoint
+from vllm_balance.trial import command
 from vllm_server import Server, free_port
 
 RANKS = 2
@@ -52,7 +53,6 @@ LOAD = [
     "--max-concurrency",
     "8",
 ]
-VLLM = "from vllm.entrypoints.cli.main import main; main()"
 SECONDS = 400
 
 
@@ -78,13 +78,13 @@ class Trial:
             self._environment[name] = "http://127.0.0.1:9"
 
     def command(self, *more: str, serve: "list[str] | None" = None) -> list[str]:
-        words = ["bench", "dp-balance", "trial", "--rounds", "1", "--disable-tqdm"]
+        words = ["trial", "--rounds", "1", "--disable-tqdm"]
         words += ["--result-dir", str(self.out), *more]
         if serve is None:
             serve = ["--host", "127.0.0.1", "--port", str(self.port), *SERVE]
         if serve:
             words += ["--", "vllm", "serve", str(self.model), *serve]
-        return [sys.executable, "-c", VLLM, *words]
+        return [sys.executable, "-m", "vllm_balance", *words]
 
     def run(self, *more: str, serve: "list[str] | None" = None):
         return subprocess.run(
@@ -118,7 +118,7 @@ class Trial:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if self.mark in line and "serve" in line and "bench" not in line:
+                if self.mark in line and "serve" in line and "trial" not in line:
                     found.append(process)
         return found
 

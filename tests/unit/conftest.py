@@ -5,7 +5,6 @@ import signal
 
 import pytest
 
-import pure_vllm  # noqa: F401  before any test imports vllm
 from balance_tools.contract import fit
 from index_samples import SampleIndex
 from rebase_samples import make_root

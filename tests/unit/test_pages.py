@@ -3,7 +3,6 @@
 Tables that are made of results are compared in `test_bench.py`.
 """
 
-import argparse
 import re
 import shlex
 import subprocess
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from vllm.benchmarks.dp_balance import cli
-from vllm.benchmarks.dp_balance.trial import command as command_of_trial
+
+from vllm_balance import cli
+from vllm_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ REPORTS = sorted((ROOT / "docs" / "upstreaming").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *REPORTS])
 PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-SIMULATOR = "vllm bench dp-balance "
+COMMAND = re.compile(r"\bvllm[-_]balance ((?:simulate|recommend|trial) .*)")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -66,22 +66,18 @@ def test_a_shell_make_the_disk_and_our_parsers_take_the_commands(page):
         for word in words:
             if re.match(r"(deploy|tools|docker|bench|tests)/[\w./@*-]+$", word):
                 assert list(ROOT.glob(word)), word
-        if SIMULATOR in command:
-            our_parser_takes(
-                shlex.split(command.partition(SIMULATOR)[2], comments=True)
-            )
+        if ours := COMMAND.search(command):
+            our_parser_takes(shlex.split(ours[1], comments=True))
 
 
 def our_parser_takes(given):
     """It exits if it does not."""
-    parser = argparse.ArgumentParser()
-    cli.add_cli_args(parser)
     if given[0] == "trial":
         trial = command_of_trial.parse(given[1:])
         assert trial.serve or trial.args.deployment
         assert "--num-prompts" in trial.load
     else:
-        assert parser.parse_args(given)
+        assert cli.parser().parse_args(given)
 
 
 def test_commands_were_found():

@@ -25,7 +25,7 @@ OF_NPUS: Checks = {
 }
 """Checks that are left out for a wheel that needs no NPUs."""
 NEXT = (
-    "next: vllm bench dp-balance trial … -- vllm serve …, which measures what it gains "
+    "next: vllm-balance trial … -- vllm serve …, which measures what it gains "
     "here; docs/operations.md"
 )
 OF_ALL: Checks = {

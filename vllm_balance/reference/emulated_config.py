@@ -7,8 +7,8 @@ model.
 from dataclasses import fields
 from typing import Any
 
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator.step_time.model import CostModel
 
 OPTION = "emulated_device"
 """The key in ``--additional-config``."""

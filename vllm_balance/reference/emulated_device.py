@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from vllm.benchmarks.dp_balance.step_time.model import Loads
 from vllm.distributed.parallel_state import get_dp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
@@ -27,6 +26,7 @@ from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_balance.reference.emulated_config import OPTION, parse
+from vllm_balance.simulator.step_time.model import Loads
 
 TOKENS = 64
 """How many different tokens are generated, one after the other."""

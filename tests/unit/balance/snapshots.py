@@ -2,8 +2,9 @@
 
 from collections import namedtuple
 
-from balance.core.policies.rows import Limits, Row, Snapshot
 from hypothesis import strategies as st
+
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 SLOTS = 8
 MAX_TOKENS = 512

@@ -4,18 +4,19 @@ import math
 import random
 
 import pytest
-from balance.core.policies.adaptive import (
+from hypothesis import given
+from hypothesis import strategies as st
+from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+
+from vllm_balance.core.policies.adaptive import (
     Adaptive,
     Waits,
     _decodes_first,
     _slack,
     _wait,
 )
-from balance.core.policies.decision import OPEN
-from balance.core.policies.flow import Flow
-from hypothesis import given
-from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+from vllm_balance.core.policies.decision import OPEN
+from vllm_balance.core.policies.flow import Flow
 
 DECODE = running(6)
 

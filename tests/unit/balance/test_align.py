@@ -1,8 +1,9 @@
 """The policy `align`: TensorRT-LLM's rule, in hand-made cases."""
 
 import pytest
-from balance.core.policies import create_policy
 from snapshots import running, snapshot
+
+from vllm_balance.core.policies import create_policy
 
 WORK, NONE = running(3, pending=1), running(3)
 IDLE, IDLE_WORK = running(0), running(0, pending=1)

@@ -1,11 +1,12 @@
 """What a decision allows in one step, prompt by prompt; both gates ask for it here."""
 
 import pytest
-from balance.core.allowance import Allowance, least_tokens
-from balance.core.policies.cost import cost_of, whole_step
-from balance.core.policies.decision import OPEN, Decision
 from hypothesis import given
 from hypothesis import strategies as st
+
+from vllm_balance.core.allowance import Allowance, least_tokens
+from vllm_balance.core.policies.cost import cost_of, whole_step
+from vllm_balance.core.policies.decision import OPEN, Decision
 
 LARGEST = 512
 """Tokens of a step."""

@@ -1,15 +1,16 @@
 """What chunks of prompts cost, and how many tokens a budget allows."""
 
 import pytest
-from balance.core.policies.cost import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_balance.core.policies.cost import (
     LEAST_CHUNK,
     cost_of,
     tokens_within,
     twice_attended,
     whole_step,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 positions, tokens = st.integers(0, 10**6), st.integers(1, 10**5)
 prices = st.sampled_from([0.0, 1e-9, 1e-6, 1e-4, 1e-3])

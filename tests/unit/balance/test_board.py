@@ -7,11 +7,7 @@ import time
 from argparse import Namespace
 from ctypes import addressof
 
-import pure_vllm  # noqa: F401  also in the processes that this file starts
-
-# isort: split
-from vllm.v1.core.sched.balance.core.dispatch import TO_COMPUTE, Dispatch
-from vllm.v1.core.sched.balance.front.board import (
+from board import (
     CELLS,
     KEY_BYTES,
     SharedBoard,
@@ -19,6 +15,8 @@ from vllm.v1.core.sched.balance.front.board import (
     create_board,
     hand_board,
 )
+
+from vllm_balance.core.dispatch import TO_COMPUTE, Dispatch
 
 SERVERS, RANKS = 4, 3
 CONTEXT = multiprocessing.get_context("spawn")

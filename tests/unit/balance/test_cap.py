@@ -1,10 +1,11 @@
 """The policy `cap`: the rule of the vllm-ascend balance scheduler."""
 
-from balance.core.policies import OPEN, create_policy
-from balance.core.policies.simple import Cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot
+
+from vllm_balance.core.policies import OPEN, create_policy
+from vllm_balance.core.policies.simple import Cap
 
 
 def freezes(counts, limit, margin):

@@ -7,7 +7,9 @@ from itertools import accumulate
 from multiprocessing import get_context
 
 import pytest
-from vllm.v1.core.sched.balance.core.dispatch import (
+from board import KEY_BYTES, SharedBoard, create_board
+
+from vllm_balance.core.dispatch import (
     MISSING_WEIGHT,
     TO_ATTEND,
     TO_COMPUTE,
@@ -15,7 +17,6 @@ from vllm.v1.core.sched.balance.core.dispatch import (
     PrefixMemory,
     chunk_tokens,
 )
-from vllm.v1.core.sched.balance.front.board import KEY_BYTES, SharedBoard, create_board
 
 
 def send(dispatch, request, prompt_tokens):

@@ -1,7 +1,8 @@
 """What is learned about decodes: how many end in a step, and what slows them down."""
 
 import pytest
-from balance.core.policies.flow import Flow
+
+from vllm_balance.core.policies.flow import Flow
 
 DECODE = 0.04
 

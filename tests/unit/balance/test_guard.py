@@ -4,13 +4,14 @@ import itertools
 import math
 
 import pytest
-from balance.core.policies import POLICIES, create_policy
-from balance.core.policies.cost import CostFit, StepCost
-from balance.core.policies.decision import Decision
-from balance.core.policies.guard import Guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+
+from vllm_balance.core.policies import POLICIES, create_policy
+from vllm_balance.core.policies.cost import CostFit, StepCost
+from vllm_balance.core.policies.decision import Decision
+from vllm_balance.core.policies.guard import Guard
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="always")
 STEP, PREFILL = 0.04, 0.1

@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from balance.core.policies.in_flight import StepsInFlight
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot
+
+from vllm_balance.core.policies.in_flight import StepsInFlight
 
 RANKS = 4
 

@@ -1,7 +1,7 @@
 """What a row says in comparison with the last one; both gates make theirs here."""
 
-from balance.core.measure import Queues, RowMaker
-from balance.core.pending import Pending
+from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.pending import Pending
 
 NOBODY = Pending({}, 0)
 

@@ -2,9 +2,10 @@
 
 from collections import deque
 
-from balance.core.policies.order import ShortFirst
 from hypothesis import given
 from hypothesis import strategies as st
+
+from vllm_balance.core.policies.order import ShortFirst
 
 prompts = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 

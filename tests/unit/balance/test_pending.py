@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
-from balance.core.pending import FRESH, PendingAges, PendingWork, Prompt, Refusal
 from hypothesis import given
 from hypothesis import strategies as st
+
+from vllm_balance.core.pending import FRESH, PendingAges, PendingWork, Prompt, Refusal
 
 
 def requests(names):

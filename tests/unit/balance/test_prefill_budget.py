@@ -1,8 +1,9 @@
 """The choice of the prefill budget."""
 
-from balance.core.policies.cost import StepCost, best_prefill_budget
 from hypothesis import given
 from hypothesis import strategies as st
+
+from vllm_balance.core.policies.cost import StepCost, best_prefill_budget
 
 COST = StepCost(decode=0.04, fixed=0.04, own=1.0, shared=0.5, padding=0.3)
 MAX_TOKENS = 1000

@@ -4,13 +4,13 @@ import ast
 import importlib
 
 import pytest
-from balance.core.policies import create_policy
-from balance.core.policies.cost import StepCost
 from snapshots import Ranks
 
-from conftest import FOLDER
+from conftest import CORE
+from vllm_balance.core.policies import create_policy
+from vllm_balance.core.policies.cost import StepCost
 
-PURE = sorted(FOLDER.glob("core/**/*.py"))
+PURE = sorted(CORE.glob("**/*.py"))
 ALLOWED = {
     "bisect",
     "collections",
@@ -51,8 +51,8 @@ def whole_sum(numbers):
 
 def test_floats_are_added_by_fsum(monkeypatch):
     for path in PURE:
-        name = ".".join(path.relative_to(FOLDER).with_suffix("").parts)
-        module = importlib.import_module(f"balance.{name}")
+        name = ".".join(path.relative_to(CORE).with_suffix("").parts)
+        module = importlib.import_module(f"vllm_balance.core.{name}")
         monkeypatch.setattr(module, "sum", whole_sum, raising=False)
     monkeypatch.setattr(StepCost, "per_attended", lambda cost, largest: 1e-3)
     policy, ranks = create_policy("adaptive"), Ranks(4)

@@ -1,10 +1,11 @@
 """What must hold for every policy, whatever the rows."""
 
 import pytest
-from balance.core.policies import POLICIES, create_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import MAX_TOKENS, Ranks, histories, running, snapshot
+
+from vllm_balance.core.policies import POLICIES, create_policy
 
 names = pytest.mark.parametrize("name", sorted(POLICIES))
 

@@ -5,11 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from balance.core.policies.adaptive import Adaptive
-from balance.core.policies.cost import CostFit, StepCost
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import running, snapshot
+
+from vllm_balance.core.policies.adaptive import Adaptive
+from vllm_balance.core.policies.cost import CostFit, StepCost
 
 REAL = json.loads(Path(__file__).with_name("real_steps.json").read_text())
 """By policy, the steps of two ranks on CPU cores, of which an eighth have prompts:

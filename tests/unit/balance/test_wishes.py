@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from balance.core.policies import POLICIES
-from balance.core.policies.wishes import NAMES, first_wish, next_wish, wished
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_balance import policy
+from vllm_balance.core.policies import POLICIES
+from vllm_balance.core.policies.wishes import NAMES, first_wish, next_wish, wished
 
 names = st.sampled_from(NAMES)
 OPERATORS = Path(__file__).parents[3] / "vllm/v1/core/sched/balance/front/operators.py"

@@ -4,13 +4,13 @@
 """
 
 import pytest
-from vllm.benchmarks.dp_balance.policies import OWN
-from vllm.v1.core.sched.balance.core.policies.cost import StepCost
-from vllm.v1.core.sched.balance.core.policies.decision import Decision
 
 import hostile
 from hostile import COSTS, Served, TrueStep, harms, judge, serve, wrong_costs
 from hostile_worlds import draw, parse
+from vllm_balance.core.policies.cost import StepCost
+from vllm_balance.core.policies.decision import Decision
+from vllm_balance.simulator.policies import OWN
 
 KEPT = """
 0:review 2:first_decode+equal 1:first_decode+pinned 1:lone 2:tiny 10:starved

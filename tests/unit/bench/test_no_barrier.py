@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.step_time.model import CostModel, Loads
 
 from no_barrier import without_barrier
+from vllm_balance.simulator.step_time.model import CostModel, Loads
 
 COST = CostModel(t0=1.0, a=0.1, b=0.01, c=0.4, phi=0.5)
 

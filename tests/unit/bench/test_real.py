@@ -13,11 +13,11 @@ import tables
 from balance_tools.demo import ranks
 from balance_tools.errors import ToolError
 
-VLLM = '''#!{python}
+PROGRAM = '''#!{python}
 """Runs a turn of each policy, or predicts what decodes cost; both take no time."""
 import json, os, sys, time
 from pathlib import Path
-words = sys.argv[3:]
+words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 folder = Path(value("--result-dir"))
 at = words.index("--policy") + 1
@@ -66,9 +66,9 @@ report = {{
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """One whose server takes a second for a turn, and whose models are there."""
-    program = tmp_path / "bin/vllm"
+    program = tmp_path / "bin/vllm-balance"
     program.parent.mkdir()
-    program.write_text(VLLM.format(python=sys.executable, figures=real.FIGURES))
+    program.write_text(PROGRAM.format(python=sys.executable, figures=real.FIGURES))
     program.chmod(0o755)
     monkeypatch.setattr(ranks, "make_model", lambda *_: tmp_path)
     python = program.with_name("python")

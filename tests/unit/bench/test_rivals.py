@@ -1,12 +1,12 @@
 """ATOM's coalescer and the exhaustive cycle, on hand-made rows."""
 
 import pytest
-from vllm.v1.core.sched.balance.core.policies import OPEN
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 
 from rivals import HOLD
 from rivals.atom import AtomCoalescer
 from rivals.exhaustive import ExhaustiveCycle
+from vllm_balance.core.policies import OPEN
+from vllm_balance.core.policies.rows import Snapshot
 
 
 def ranks(

@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from vllm.benchmarks.dp_balance.front_end.backends import Backends
-from vllm.benchmarks.dp_balance.rank.counts import RankCounts
-from vllm.benchmarks.dp_balance.rank.engine import Engine
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
 
 from rivals.routers import ROUTERS
+from vllm_balance.simulator.front_end.backends import Backends
+from vllm_balance.simulator.rank.counts import RankCounts
+from vllm_balance.simulator.rank.engine import Engine
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.request import SimRequest
 
 
 def request(index=0, server=0):

@@ -30,8 +30,8 @@ def test_answers_are_compared_within_each_round(tmp_path):
 
 @pytest.fixture
 def python(tmp_path):
-    """Of an environment whose `vllm` writes what it was given, and STATUS."""
-    program = tmp_path / "bin/vllm"
+    """Of an environment whose `vllm-balance` writes what it was given, and STATUS."""
+    program = tmp_path / "bin/vllm-balance"
     program.parent.mkdir()
     script = 'echo "$@" >> words; echo "$VLLM_CPU_OMP_THREADS_BIND" > binding; '
     script += "echo ours; echo leaked >&2; exit $STATUS"
@@ -65,7 +65,7 @@ def test_each_rank_stays_on_a_core_where_there_are_enough(
 
 def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
     """It is told so, for it has a server to stop."""
-    program, begun = python.with_name("vllm"), tmp_path / "begun"
+    program, begun = python.with_name("vllm-balance"), tmp_path / "begun"
     script = "trap 'touch ended; exit' TERM; touch begun; while :; do sleep 0.1; done"
     program.write_text(f"#!/bin/sh\n{script}\n")
     monkeypatch.setattr(ranks, "PAUSE_S", 0.1)

@@ -213,7 +213,9 @@ class FakeMachine:
     def command(self, *arguments, user=None):
         """The command, as another user if one is given; `doctor` runs it."""
         become = f"import os; os.setuid({user}); " if user else ""
-        program = f"from vllm_balance.cli import main; {become}raise SystemExit(main())"
+        # Another user may not be let to the files that are still to be imported.
+        ours = "import vllm_balance.doctor.command; from vllm_balance.cli import main"
+        program = f"{ours}; {become}raise SystemExit(main())"
         command = [sys.executable, "-S", "-c", program, "doctor", "--json"]
         return [*command, "--root", str(self.folder / "root"), *arguments]
 

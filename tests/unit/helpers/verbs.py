@@ -1,4 +1,4 @@
-"""A verb of `vllm bench dp-balance`, in the process of the test."""
+"""A verb of `vllm-balance`, in the process of the test."""
 
 import argparse
 
@@ -6,5 +6,5 @@ import argparse
 def run(verb: object, *arguments: str) -> None:
     """Runs a verb, the module of which is given, with these arguments."""
     parser = argparse.ArgumentParser()
-    verb.add_cli_args(parser)  # type: ignore[attr-defined]
-    verb.main(parser.parse_args(arguments))  # type: ignore[attr-defined]
+    verb.add_arguments(parser)  # type: ignore[attr-defined]
+    verb.run(parser.parse_args(arguments))  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def test_an_option_stands_there_once():
     assert (
         text.count("`--max-num-seqs`") == text.count("`--data-parallel-balance`") == 1
     )
-    assert "As in [vllm bench dp-balance simulate](#vllm-bench-dp-balance-sim" in text
+    assert "As in [vllm-balance simulate](#vllm-balance-sim" in text
 
 
 @pytest.mark.parametrize("of", [texts.REASONS, texts.LIMITS])

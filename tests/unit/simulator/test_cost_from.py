@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from vllm.benchmarks.dp_balance import simulate
-from vllm.benchmarks.dp_balance.cost_from import cost_of
-from vllm.benchmarks.dp_balance.errors import UsageError
 
 from small_server import answering
 from verbs import run
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator import simulate
+from vllm_balance.simulator.cost_from import cost_of
 
 LEARNED = {
     "decode": 0.05,

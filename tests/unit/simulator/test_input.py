@@ -1,13 +1,13 @@
-"""Bad input to `vllm bench dp-balance` gets one clear error each."""
+"""Bad input to `vllm-balance` gets one clear error each."""
 
 import json
 
 import pytest
-from vllm.benchmarks.dp_balance import recommend, simulate
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.results import read_json
 
 from verbs import run
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator import recommend, simulate
+from vllm_balance.simulator.results import read_json
 
 NAMED = (
     "--output-len uniform:9:3",
@@ -142,7 +142,7 @@ def test_file_of_another_version_or_kind(tmp_path):
     (path := tmp_path / "result.json").write_text(json.dumps(said))
     with pytest.raises(UsageError, match=r"version 1 \(it says .*99\]"):
         read_json(path, "trial")
-    with pytest.raises(UsageError, match="not a file of `vllm bench dp-balance simul"):
+    with pytest.raises(UsageError, match="not a file of `vllm-balance simul"):
         read_json(path, "simulate")
 
 

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3] / "vllm/benchmarks/dp_balance"
+ROOT = Path(__file__).parents[3] / "vllm_balance/simulator"
 
 
 def imports():
@@ -29,6 +29,5 @@ def reached(part, of, seen):
 
 def test_no_arrow_runs_back_up():
     of = imports()
-    assert of["rank"] >= {"errors", "requests", "step_time"}
-    assert "trial" in of["cost_from"], "imports within functions count"
+    assert of["rank"] >= {"requests", "step_time"}
     assert {part for part in [*of] if part in reached(part, of, set())} == set()

@@ -3,17 +3,16 @@
 import json
 import random
 
-from vllm.benchmarks.dp_balance.front_end.backends import Backends
-from vllm.benchmarks.dp_balance.front_end.load_balancers import LOAD_BALANCERS
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
-from vllm.benchmarks.dp_balance.requests.workload import Workload
-from vllm.benchmarks.dp_balance.scenario import Scenario, simulate
-from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
-
 from rivals.routers import ROUTERS
+from vllm_balance.simulator.front_end.backends import Backends
+from vllm_balance.simulator.front_end.load_balancers import LOAD_BALANCERS
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.requests.request import SimRequest
+from vllm_balance.simulator.requests.traces import TimedTrace
+from vllm_balance.simulator.requests.workload import Workload
+from vllm_balance.simulator.scenario import Scenario, simulate
+from vllm_balance.simulator.step_time.presets import PRESETS
 
 
 def sessions(folder, shares):

@@ -11,11 +11,12 @@ import statistics
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic, Frontend
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import CostModel
+
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic, Frontend
+from vllm_balance.simulator.requests.traces import TimedTrace
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.model import CostModel
 
 RUN = Path(__file__).parents[3] / "bench" / "traces" / "real_run" / "requests.jsonl"
 FITTED = CostModel(t0=0.0203317, a=1.90905e-4, b=3.56502e-5, c=0.0154643, phi=0.6)

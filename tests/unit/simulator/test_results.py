@@ -1,21 +1,21 @@
-"""What `vllm bench dp-balance` writes: advice, tables and files."""
+"""What `vllm-balance` writes: advice, tables and files."""
 
 import json
 import math
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance import recommend, simulate
-from vllm.benchmarks.dp_balance.metrics import Metrics
-from vllm.benchmarks.dp_balance.recommend import advise
-from vllm.benchmarks.dp_balance.results import (
+
+from verbs import run
+from vllm_balance.simulator import recommend, simulate
+from vllm_balance.simulator.metrics import Metrics
+from vllm_balance.simulator.recommend import advise
+from vllm_balance.simulator.results import (
     PolicyResult,
     read_json,
     table_rows,
     write_json,
 )
-
-from verbs import run
 
 SMALL = (
     "--num-prompts 60 --data-parallel-size 2 --max-num-seqs 4 "

@@ -10,12 +10,12 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.presets import PRESETS
+from vllm_balance.simulator.policies import make_controller
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.requests.traces import TimedTrace
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.presets import PRESETS
 
 A2 = replace(PRESETS["a2-dp4-tp4"], a=60e-6, c=0.0, drafter=0.0, noise=0.1)
 """As the preset was when they were recorded."""

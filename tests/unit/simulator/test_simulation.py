@@ -8,27 +8,28 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.loop import StepRecord
-from vllm.benchmarks.dp_balance.metrics import measure
-from vllm.benchmarks.dp_balance.policies import make_controller
-from vllm.benchmarks.dp_balance.rank.engine import Engine
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests.arrivals import (
+
+from vllm_balance.core.policies.cost import StepCost
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator.loop import StepRecord
+from vllm_balance.simulator.metrics import measure
+from vllm_balance.simulator.policies import make_controller
+from vllm_balance.simulator.rank.engine import Engine
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests.arrivals import (
     Clients,
     ClientTraffic,
     Frontend,
 )
-from vllm.benchmarks.dp_balance.requests.request import SimRequest
-from vllm.benchmarks.dp_balance.scenario import (
+from vllm_balance.simulator.requests.request import SimRequest
+from vllm_balance.simulator.scenario import (
     DECODE_SECONDS,
     Scenario,
     Workload,
     simulate,
     simulate_and_measure,
 )
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
-from vllm.v1.core.sched.balance.core.policies.cost import StepCost
+from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1, CostModel, Loads
 
 LIMITS = RankLimits(ranks=4, max_num_seqs=32, max_num_batched_tokens=4096)
 PUBLISHED = Scenario(

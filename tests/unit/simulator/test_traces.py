@@ -5,15 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.files import read_lines
-from vllm.benchmarks.dp_balance.rank.limits import RankLimits
-from vllm.benchmarks.dp_balance.requests import traces
-from vllm.benchmarks.dp_balance.requests.arrivals import ClientTraffic
-from vllm.benchmarks.dp_balance.requests.traces import TimedTrace, TraceRow, read_trace
-from vllm.benchmarks.dp_balance.requests.workload import traced_requests
-from vllm.benchmarks.dp_balance.scenario import Scenario, Workload, simulate
-from vllm.benchmarks.dp_balance.step_time.model import DEEPSEEK_V3_1
+
+from vllm_balance.errors import UsageError
+from vllm_balance.simulator.files import read_lines
+from vllm_balance.simulator.rank.limits import RankLimits
+from vllm_balance.simulator.requests import traces
+from vllm_balance.simulator.requests.arrivals import ClientTraffic
+from vllm_balance.simulator.requests.traces import TimedTrace, TraceRow, read_trace
+from vllm_balance.simulator.requests.workload import traced_requests
+from vllm_balance.simulator.scenario import Scenario, Workload, simulate
+from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1
 
 SHIPPED = Path(__file__).parents[3] / "bench/traces/mooncake_conversation.jsonl"
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -1,6 +1,5 @@
 """The trial's own parts: order, folder, verdict, what the report shows and hides."""
 
-import argparse
 import asyncio
 import json
 import math
@@ -12,17 +11,19 @@ from pathlib import Path
 
 import pytest
 from matplotlib import image
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.trial import command, picture, report, turns
-from vllm.benchmarks.dp_balance.trial.endpoint import OtherPolicyError, Scrape
-from vllm.benchmarks.dp_balance.trial.figures import figures_of
-from vllm.benchmarks.dp_balance.trial.steps import (
+
+from vllm_balance.cli import main
+from vllm_balance.errors import UsageError
+from vllm_balance.server_api import OtherPolicyError, Scrape
+from vllm_balance.trial import command, picture, report, turns
+from vllm_balance.trial.figures import figures_of
+from vllm_balance.trial.steps import (
     decode_seconds,
     prompt_seconds,
     read_steps,
     slowness,
 )
-from vllm.benchmarks.dp_balance.trial.verdict import Ratio, sentence, t95
+from vllm_balance.trial.verdict import Ratio, sentence, t95
 
 APART = "cannot be told apart"
 
@@ -172,28 +173,21 @@ def given(text: str) -> "command.Given":
     return command.parse(shlex.split(text))
 
 
-def test_its_words_are_taken_from_the_command_line_but_for_a_question():
-    argv = ["vllm", "bench", "dp-balance", "trial", "--rounds", "2", "--", "vllm"]
-    assert command.take_words(argv) == ["--rounds", "2", "--", "vllm"]
-    assert argv == ["vllm", "bench", "dp-balance", "trial"]
-    for question in ("-h", "--help", "--help=all"):
-        argv[4:] = ["--rounds", "2", question, "--", "vllm", "serve", "--config", "x"]
-        command.take_words(argv)
-        assert argv[4:] == [question]
-    argv[4:] = ["--", "vllm", "serve", "--help"]  # is the server's
-    assert command.take_words(argv) == ["--", "vllm", "serve", "--help"]
-    for other in (["vllm", "serve", "trial"], ["pytest", "-h"]):
-        assert command.take_words(kept := [*other]) == []
-        assert kept == other
-
-
-def test_its_help_names_its_options():
-    parser = argparse.ArgumentParser(prog="vllm bench dp-balance trial")
-    command.add_cli_args(parser)
-    shown = parser.format_help()
-    for option in ("--policy", "--deployment", "--rounds", "--result-dir"):
-        assert option in shown
-    assert "-- vllm serve MODEL" in shown
+def test_its_words_are_its_own_but_for_a_question(monkeypatch, capsys):
+    words = ["--rounds", "2", "--num-prompts", "9", "--", "vllm", "serve", "--help"]
+    ran = []
+    monkeypatch.setattr(command, "run", lambda chosen: ran.append(chosen.words))
+    assert main(["trial", *words]) == 0
+    assert ran == [words]
+    for question in ("-h", "--help"):
+        with pytest.raises(SystemExit) as ended:
+            main(["trial", "--rounds", "many", question, "--", "vllm", "serve"])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        for option in ("--policy", "--deployment", "--rounds", "--result-dir"):
+            assert option in shown
+        assert "-- vllm serve MODEL" in shown
+    assert ran == [words]
 
 
 SERVE = "-- vllm serve MODEL --port 9"
@@ -533,7 +527,7 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     for turn in order[-2:]:
         folder.file(turn, ".steps").write_text(steps_log())
     results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
-    about = {"command": "vllm bench dp-balance trial", "device": "Ascend910B3"}
+    about = {"command": "vllm-balance trial", "device": "Ascend910B3"}
     report.write(folder, order, results, about)
     found = json.loads((folder.report / "report.json").read_text())
     adaptive = found["policies"]["adaptive"]

@@ -8,15 +8,16 @@ import sys
 
 import psutil
 import pytest
-from vllm.benchmarks.dp_balance.cost_from import cost_of
-from vllm.benchmarks.dp_balance.errors import UsageError
-from vllm.benchmarks.dp_balance.trial import server as server_module
-from vllm.benchmarks.dp_balance.trial.endpoint import Endpoint, go_past_proxies
-from vllm.benchmarks.dp_balance.trial.server import Server, refuse_port_in_use
-from vllm.benchmarks.dp_balance.trial.serving import Ours, Started
-from vllm.benchmarks.dp_balance.trial.turns import Folder, Turn
 
 from small_server import answering
+from vllm_balance.errors import UsageError
+from vllm_balance.server_api import Endpoint, go_past_proxies
+from vllm_balance.simulator.cost_from import cost_of
+from vllm_balance.trial import server as server_module
+from vllm_balance.trial import serving
+from vllm_balance.trial.server import Server, refuse_port_in_use
+from vllm_balance.trial.serving import Ours, Started
+from vllm_balance.trial.turns import Folder, Turn
 from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
@@ -123,6 +124,7 @@ def test_one_whose_connections_close_before_it_ends_is_named(
 ):
     if idle is not None:
         monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
+    monkeypatch.setattr(serving, "logging_config", lambda steps: "{}")  # of vLLM's own
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     folder = Folder(tmp_path / "trial")
     folder.prepare({})

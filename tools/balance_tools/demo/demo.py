@@ -122,12 +122,12 @@ def what_is_hidden(cores: int, load_average: float) -> str:
 
 def epilogue(python: Path, hidden: str) -> str:
     """What was real, and what to try next."""
-    vllm = os.path.relpath(python.parent / "vllm")
+    command = os.path.relpath(python.parent / "vllm-balance")
     return (
         f"\n{hidden}"
         "Nothing was emulated: each rank computes on a core, and waits for the others "
         "where it must.\nAn NPU differs in all its costs. Next:\n"
-        f"  {vllm} bench dp-balance recommend --data-parallel-size 8\n"
+        f"  {command} recommend --data-parallel-size 8\n"
         "      your own workload, simulated: docs/simulate.md\n"
         "  docs/operations.md  the same trial on your hardware\n"
         "  docs/results.md     other workloads, and what is not known"

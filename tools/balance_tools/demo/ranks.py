@@ -80,7 +80,7 @@ class Load:
     sent: tuple[str, ...]
     """Of `vllm bench serve`."""
     simulated: tuple[str, ...]
-    """Of `vllm bench dp-balance simulate`."""
+    """Of `vllm-balance simulate`."""
 
 
 def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -> Load:
@@ -207,7 +207,7 @@ def run_trial(
     is_shown: bool = True,
     enough: Callable[[], bool] | None = None,
 ) -> bool:
-    """Run `vllm bench dp-balance trial`, whose servers have a port of their own.
+    """Run `vllm-balance trial`, whose servers have a port of their own.
 
     Each turn has its server: one that is switched to `off` keeps our dispatch.
 
@@ -247,10 +247,10 @@ def run_trial(
         *served.both,
         *served.more,
     ]
-    return _vllm(python, folder, command, is_shown, enough, served.binding)
+    return _command(python, folder, command, is_shown, enough, served.binding)
 
 
-def _vllm(
+def _command(
     python: Path,
     folder: Path,
     words: Sequence[str],
@@ -258,7 +258,7 @@ def _vllm(
     enough: Callable[[], bool] | None = None,
     binding: str = "nobind",
 ) -> bool:
-    """Run `vllm bench dp-balance …`; False if it was interrupted."""
+    """Run `vllm-balance …`; False if it was interrupted."""
     log = folder.with_suffix(".log")
     programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     # Prompts of a trace are drawn by hashes: the same, also if a trial goes on later.
@@ -268,7 +268,7 @@ def _vllm(
     # Libraries that the client loads write pages at its end.
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [str(python.parent / "vllm"), "bench", "dp-balance", *words],
+            [str(python.parent / "vllm-balance"), *words],
             cwd=folder.parent,
             env={**os.environ, **quiet},
             stdout=None if is_shown else errors,
@@ -347,7 +347,7 @@ def predict(
         "--result-filename",
         PREDICTED,
     ]
-    _vllm(python, folder, command, is_shown=False)
+    _command(python, folder, command, is_shown=False)
     return predicted_in(folder)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ PAGE_NAME = "docs/reference.md"
 CONFIG = "vllm/config/parallel.py"
 OPTIONS = "vllm/v1/core/sched/balance/options.py"
 METRICS = "vllm/v1/core/sched/balance/rank/metrics.py"
-POLICIES = "vllm/v1/core/sched/balance/core/policies"
+POLICIES = "vllm_balance/core/policies"
 CHOICES = re.compile(r"^(\w+) = Literal\[(.+)\]$", re.M)
 FIELD = re.compile(r'^    (\w+): (\w+).* = (.+)\n    ("{3}(?s:.+?)"{3})$', re.M)
 """A field of a configuration: its name, type, default and documentation."""
@@ -44,7 +43,7 @@ def page(paths: Paths) -> str:
         ToolError: a reason or a limit has no text, or a text is of none.
     """
     shown: dict[OptionRow, str] = {}
-    verbs = (_verb(*each, shown) for each in _parsers(paths.root))
+    verbs = (_verb(*each, shown) for each in _parsers())
     return PAGE.format(
         serve="\n".join(_serve(paths)),
         commands="\n".join(line for verb in verbs for line in verb),
@@ -70,18 +69,12 @@ def _serve(paths: Paths) -> Iterator[str]:
         yield from ("", inspect.cleandoc(ast.literal_eval(text)), "")
 
 
-def _parsers(root: Path) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Each verb of our commands, and its parser."""
-    sys.path.append(str(root / "bench"))
-    importlib.import_module("pure_vllm")  # parsers need no engine
-    bench = argparse.ArgumentParser()
-    importlib.import_module("vllm.benchmarks.dp_balance.cli").add_cli_args(bench)
-    ours = importlib.import_module("vllm_balance.cli").parser()
-    for command, parser in (("vllm bench dp-balance", bench), ("vllm-balance", ours)):
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for verb, found in action.choices.items():
-                    yield f"{command} {verb}", found
+def _parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each verb of our command, and its parser."""
+    for action in importlib.import_module("vllm_balance.cli").parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, found in action.choices.items():
+                yield f"vllm-balance {verb}", found
 
 
 def _verb(

@@ -7,8 +7,9 @@ as the slowest rank's. Once per step each rank measures itself and sends its row
 others; every rank derives the same decision from the same rows, and the scheduler asks
 its gate how much prefill it may schedule. To read it, begin at `rank.gate`.
 
-Sorted by what a new release of vLLM can break: `core` is arithmetic, which none can;
-`rank` is what the scheduler and the engine core call; `front` what API servers call.
+Here is what vLLM calls, and what a new release of it can break: `rank` is called by the
+scheduler and the engine core, `front` by API servers. The arithmetic, which no release
+can break, is `vllm_balance.core`.
 
 This file imports nothing: `vllm.config` imports `options` from here.
 """

@@ -11,7 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.core.policies import ALONE
+
+from vllm_balance.core.policies import ALONE
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig

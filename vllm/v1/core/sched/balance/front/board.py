@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dispatch import MOST_RANKS, Board, Keys
+from vllm_balance.core.dispatch import MOST_RANKS, Board, Keys
 
 KEY_BYTES = 14
 """Length of the key of a chunk: with the rank, 16."""

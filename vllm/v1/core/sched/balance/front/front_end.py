@@ -13,17 +13,18 @@ from vllm.v1.core.kv_cache_utils import (
     generate_block_hash_extra_keys,
     hash_block_tokens,
 )
-from vllm.v1.core.sched.balance.core.dispatch import (
+from vllm.v1.core.sched.balance.front.board import KEY_BYTES, board_of
+from vllm.v1.core.sched.balance.options import only_decodes
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
+
+from vllm_balance.core.dispatch import (
     TO_ATTEND,
     TO_COMPUTE,
     Dispatch,
     Keys,
     chunk_tokens,
 )
-from vllm.v1.core.sched.balance.front.board import KEY_BYTES, board_of
-from vllm.v1.core.sched.balance.options import only_decodes
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.pool.late_interaction import get_late_interaction_engine_index
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import DPLBAsyncMPClient

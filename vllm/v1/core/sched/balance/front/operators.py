@@ -11,8 +11,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
-from vllm.v1.core.sched.balance.core.policies.wishes import NAMES, next_wish
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
+
+from vllm_balance.core.policies.wishes import NAMES, next_wish
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient

@@ -13,17 +13,6 @@ from vllm import envs
 from vllm.fixes.orphans import end_with_parent
 from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.core.measure import Queues, RowMaker
-from vllm.v1.core.sched.balance.core.policies import (
-    OPEN,
-    SHORT_FIRST,
-    Decision,
-    Policy,
-    create_policy,
-)
-from vllm.v1.core.sched.balance.core.policies.order import ShortFirst
-from vllm.v1.core.sched.balance.core.policies.rows import Row, Snapshot
-from vllm.v1.core.sched.balance.core.policies.wishes import first_wish, wished
 from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
 from vllm.v1.core.sched.balance.rank.group import (
     Alone,
@@ -45,6 +34,18 @@ from vllm.v1.core.sched.balance.rank.scheduler_writes import (
     offer,
     put_in_order,
 )
+
+from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.policies import (
+    OPEN,
+    SHORT_FIRST,
+    Decision,
+    Policy,
+    create_policy,
+)
+from vllm_balance.core.policies.order import ShortFirst
+from vllm_balance.core.policies.rows import Row, Snapshot
+from vllm_balance.core.policies.wishes import first_wish, wished
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

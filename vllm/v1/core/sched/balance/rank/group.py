@@ -15,8 +15,10 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.distributed.utils import init_gloo_process_group
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.core.policies.rows import Limits, Row, Snapshot
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
+
+from vllm_balance import core
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,11 +69,10 @@ def code_version() -> str:
     on one host.
     """
     digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for room in ("core", "rank"):
-        for path in sorted(folder.joinpath(room).rglob("*.py")):
+    for room in (Path(core.__file__).parent, Path(__file__).parent):
+        for path in sorted(room.rglob("*.py")):
             content = path.read_bytes()
-            name = path.relative_to(folder).as_posix()
+            name = path.relative_to(room.parent).as_posix()
             digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
 

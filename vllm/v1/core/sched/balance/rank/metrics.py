@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.core.policies.decision import Decision, Learned
-from vllm.v1.core.sched.balance.core.policies.guard import BOUND_REACHED, LOSING
-from vllm.v1.core.sched.balance.core.policies.rows import Snapshot
 from vllm.v1.metrics.utils import create_metric_per_engine
+
+from vllm_balance.core.policies.decision import Decision, Learned
+from vllm_balance.core.policies.guard import BOUND_REACHED, LOSING
+from vllm_balance.core.policies.rows import Snapshot
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

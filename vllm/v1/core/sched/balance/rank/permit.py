@@ -5,14 +5,15 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.core.allowance import Allowance, least_tokens
-from vllm.v1.core.sched.balance.core.pending import NOBODY, Refusal
-from vllm.v1.core.sched.balance.core.policies.cost import twice_attended
-from vllm.v1.core.sched.balance.core.policies.decision import OPEN, Decision
 from vllm.v1.core.sched.balance.rank.reads import free_blocks, max_admitted
 from vllm.v1.core.sched.balance.rank.scheduler_writes import SetAside, pass_over
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
+
+from vllm_balance.core.allowance import Allowance, least_tokens
+from vllm_balance.core.pending import NOBODY, Refusal
+from vllm_balance.core.policies.cost import twice_attended
+from vllm_balance.core.policies.decision import OPEN, Decision
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

@@ -12,18 +12,19 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.balance.core.pending import (
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_balance.core.pending import (
     NOBODY,
     Pending,
     PendingWork,
     Prompt,
     Refusal,
 )
-from vllm.v1.core.sched.balance.core.policies.rows import Limits
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.request import Request, RequestStatus
+from vllm_balance.core.policies.rows import Limits
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

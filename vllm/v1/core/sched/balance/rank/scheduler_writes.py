@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.balance.core.policies.order import ShortFirst
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
+
+from vllm_balance.core.policies.order import ShortFirst
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

@@ -1,0 +1,93 @@
+"""Which rooms import which: no arrow runs back up, and only one runs into vllm/."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BALANCE = "vllm.v1.core.sched.balance"
+OURS = ("vllm_balance", BALANCE, "vllm.fixes", "balance_tools")
+BELOW = {
+    "vllm_balance.core": set(),
+    "vllm_balance.errors": set(),
+    "vllm_balance.policy": {"vllm_balance.core"},
+    "vllm_balance.server_api": {"vllm_balance.errors", "vllm_balance.policy"},
+    "vllm_balance.simulator": {
+        "vllm_balance.core",
+        "vllm_balance.errors",
+        "vllm_balance.server_api",
+    },
+    "vllm_balance.trial": {
+        "vllm_balance.build_info",
+        "vllm_balance.doctor",
+        "vllm_balance.errors",
+        "vllm_balance.policy",
+        "vllm_balance.server_api",
+        "vllm_balance.simulator",
+    },
+    "vllm_balance.doctor": {
+        "vllm_balance.build_info",
+        "vllm_balance.installed",
+        "vllm_balance.start",
+        "vllm_balance.verify",
+        BALANCE,
+    },
+    "vllm.fixes": set(),
+    f"{BALANCE}": {"vllm_balance.core", "vllm.fixes"},
+}
+"""By room what it may import of ours; others may import any but tools."""
+
+
+def modules(folder):
+    """The files of a room, by their dotted names."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield path, [part for part in parts if part != "__init__"]
+
+
+def imported(path, module):
+    """The dotted names that a file imports, within functions too."""
+    package = module if path.name == "__init__.py" else module[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def room_of(name):
+    """Of ours: `vllm_balance` and `balance_tools` by their parts, others whole."""
+    for room in OURS:
+        if name == room or name.startswith(f"{room}."):
+            whole = room in (BALANCE, "vllm.fixes")
+            return room if whole else ".".join(name.split(".")[:2])
+    return None
+
+
+def arrows():
+    found = {}
+    for folder in ("vllm_balance", BALANCE.replace(".", "/"), "vllm/fixes"):
+        for path, module in modules(folder):
+            room = room_of(".".join(module))
+            rooms = {room_of(name) for name in imported(path, module)}
+            found.setdefault(room, set()).update(rooms - {room, None})
+    return found
+
+
+def test_each_room_imports_only_those_below_it():
+    found = arrows()
+    assert found["vllm_balance.simulator"] == BELOW["vllm_balance.simulator"]
+    for room, below in BELOW.items():
+        assert found[room] <= below, room
+
+
+def test_the_product_imports_neither_tools_nor_the_laboratory():
+    others = {path.stem for path in (ROOT / "bench").glob("*") if path.name != "traces"}
+    for folder in ("vllm_balance", BALANCE.replace(".", "/"), "vllm/fixes", "tools"):
+        for path, module in modules(folder):
+            names = set(imported(path, module))
+            tops = {name.partition(".")[0] for name in names}
+            assert not tops & others, path
+            if folder != "tools":
+                assert "balance_tools" not in tops, path

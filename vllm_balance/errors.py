@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What the user of `vllm-balance` can fix."""
+
+
+class UsageError(Exception):
+    """One sentence: the option or file first, what is wrong, what to do.
+
+    No `ValueError`: whoever catches those, of a parser, would swallow it.
+    """

@@ -1,0 +1,63 @@
+"""`info`: what is installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from vllm_balance.build_info import NOT_BUILT, BuildInfo, load_build_info
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    verb.add_argument("--json", action="store_true", help="the whole record")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print the record of the build; 1 if there is none."""
+    info = load_build_info()
+    if info is None:
+        print(NOT_BUILT, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(info), indent=1) if chosen.json else describe(info))
+    return 0
+
+
+def describe(info: BuildInfo) -> str:
+    """The record as lines of `name  value` for a person."""
+    target = info.target
+    if info.kernels:
+        device = f"{info.device} ({info.soc})" if info.soc else info.device
+        target += f", {info.kernels} kernels for {device} on {info.arch}"
+    commit = info.commit or "not known"
+    if info.dirty:
+        commit += " with changes"
+    rows = {
+        **{f"installed {name}": value for name, value in info.distributions.items()},
+        **{f"upstream {name}": value for name, value in info.upstreams.items()},
+        "target": target,
+        "kernels from": info.kernel_wheel or info.toolchain,
+        "commit": commit,
+        "files of ours": str(len(info.own_files)),
+        "lock": info.lock_sha256,
+        **{f"series {name}": value for name, value in info.series_sha256.items()},
+        "folder": str(Path(__file__).resolve().parents[1]),
+        **said_of_advisories(info),
+    }
+    shown = {name: value for name, value in rows.items() if value}
+    width = max(map(len, shown))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
+
+
+def said_of_advisories(info: BuildInfo) -> dict[str, str]:
+    """How many published vulnerabilities are in each state, and what to do if open."""
+    states = [answer["state"] for answer in info.advisories.values()]
+    numbers = [f"{states.count(state)} {state}" for state in sorted(set(states))]
+    rows = {"advisories": f"until {info.advisories_gathered}: {', '.join(numbers)}"}
+    for name, answer in info.advisories.items():
+        if answer["state"] == "open":
+            rows[f"open {name}"] = f"{answer['severity']}; {answer['answer']}"
+    return rows

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What a server says of itself: its model, and its figures on /metrics."""
+
+import contextlib
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from .errors import UsageError
+from .policy import KEY, PATH
+
+SECONDS = 30.0
+GATE = "vllm:dp_balance_"
+"""What the names of a server with balance on begin with."""
+DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
+EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
+STATISTICS = "vllm:num_requests_running"
+"""Is there unless statistics are switched off."""
+SWITCH_S, PAUSE_S = 60.0, 0.2
+"""How long the ranks may take to switch, and between two looks."""
+CLIENT_KEY = "set OPENAI_API_KEY, or give a --header to the load"
+REPAIRS = {
+    401: CLIENT_KEY,
+    403: CLIENT_KEY,
+    404: "give the address of the server itself, without a path",
+    503: "it is not ready, or one of its ranks has ended",
+}
+"""Of a status; of others nothing is known."""
+TO_SWITCH = {
+    401: f"set {KEY} to the key that the server was started with",
+    404: f"start the server, of this wheel, with {KEY} in its environment",
+    409: "it was started with --data-parallel-balance off, or has no ranks that such a "
+    "policy needs; start it with another, and it can be switched to off",
+}
+"""The same, where the policy is asked for."""
+
+
+class OtherPolicyError(UsageError):
+    """A server serves with another policy than was asked for."""
+
+
+def go_past_proxies(url: str) -> None:
+    """Has this process, and `vllm bench serve` in it, ask a server of ours directly.
+
+    A proxy of the user does not know our loopback address, and what their .netrc has
+    for it would take the place of the API key. Downloads still go through the proxy.
+    """
+    names = ("no_proxy", "NO_PROXY")
+    hosts = [host for name in names if (host := os.environ.get(name))]
+    if "*" not in hosts:
+        hosts = [*dict.fromkeys(hosts), urlsplit(url).hostname or ""]
+        os.environ.update(dict.fromkeys(names, ",".join(hosts)))
+    os.environ["NETRC"] = os.devnull
+
+
+class Scrape(NamedTuple):
+    """What /metrics said at one look."""
+
+    ranks: int
+    exchange_us: float | None
+    """Mean on the rank that waits least, since the server started; None if there was
+    no exchange."""
+    costs: Mapping[str, float]
+    """What `adaptive` has learned, seconds by part; the mean of the ranks. Of a turn
+    what it knew at the end, and of decodes the median while the load was sent."""
+
+
+class Endpoint:
+    """A server by its address."""
+
+    def __init__(
+        self, url: str, header: Sequence[str] = (), insecure: bool = False
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            url: without a path.
+            header: each as NAME=VALUE, as of `vllm bench serve`.
+            insecure: whether certificates are not looked at.
+
+        Raises:
+            UsageError: it is no address.
+        """
+        self.url = url.rstrip("/")
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname
+            has_port = parts.port != 0
+        except ValueError:
+            is_address = has_port = False
+        if not (is_address and has_port):
+            raise UsageError(
+                f"{url}: is no address of a server; give http://HOST:PORT, or https, "
+                "and an address of IPv6 in brackets."
+            )
+        self.watch: Callable[[], None] = lambda: None
+        """Called about once a second while a load is sent; raises to end it."""
+        key = os.environ.get("OPENAI_API_KEY")
+        self.keeps_prefixes = False
+        """Whether a turn could find in the KV cache what one before it has sent."""
+        self._before: _Counts | None = None
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        for text in header:
+            name, _, value = text.partition("=")
+            self.headers[name.strip()] = value.strip()
+        self.verify = not insecure
+        self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
+
+    def problem(self) -> str:
+        """Why it does not serve a model yet; empty if it does.
+
+        Raises:
+            UsageError: it never will.
+        """
+        url = f"{self.url}/v1/models"
+        try:
+            answer = requests.get(url, timeout=5, **self._how)
+        except requests.RequestException as error:
+            return f"{url}: no answer ({_cause(error)})"
+        if answer.status_code in (401, 403):
+            raise UsageError(f"{_refusal(url, answer)}.")
+        return "" if answer.ok else _refusal(url, answer)
+
+    def model(self) -> tuple[str, str]:
+        """The name by which requests ask for the model, and its folder or hub name."""
+        answer = self._get("/v1/models")
+        try:
+            model = answer.json()["data"][0]
+            return str(model["id"]), str(model.get("root") or model["id"])
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise UsageError(
+                f"{self.url}/v1/models: names no model; give the address of a server."
+                f"{self.way}"
+            ) from None
+
+    def ask(self) -> None:
+        """One short request, so that a policy has decided.
+
+        Greedy, as not every server drafts for others.
+
+        Raises:
+            UsageError: it is not answered.
+        """
+        body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
+        body["temperature"] = 0
+        self._call("POST", "/v1/completions", json=body)
+
+    def figures(self, policy: str | None = None) -> Scrape:
+        """Reads /metrics.
+
+        Args:
+            policy: that it must serve with; any if None.
+
+        Raises:
+            UsageError: it does not answer, or has no statistics.
+            OtherPolicyError: it serves with another policy.
+        """
+        counts = _Counts(*(defaultdict(float) for _ in _Counts._fields))
+        costs: dict[str, list[float]] = defaultdict(list)
+        ranks, policies, has_gate = set(), set(), False
+        text = self._get("/metrics").text
+        try:
+            families = [*text_string_to_metric_families(text)]
+        except ValueError:  # it is a page of something else
+            families = []
+        for family in families:
+            has_gate |= family.name.startswith(GATE)
+            for sample in family.samples:
+                labels = sample.labels
+                if sample.name == STATISTICS:
+                    ranks.add(labels.get("engine"))
+                elif sample.name == DECISIONS:
+                    policies.add(labels["policy"])
+                elif sample.name == COSTS:
+                    costs[labels["part"]].append(sample.value)
+                elif sample.name == EXCHANGE_SUM:
+                    counts.seconds[labels["engine"]] += sample.value
+                elif sample.name == EXCHANGES:
+                    counts.exchanges[labels["engine"]] += sample.value
+        if not ranks:
+            raise UsageError(
+                f"{self.url}/metrics: has no statistics of vLLM; serve without "
+                "--disable-log-stats, and give the address of the server itself."
+                f"{self.way}"
+            )
+        found = policies if has_gate else {"off"}
+        if self._before is not None:
+            counts = counts.since(self._before)
+            # Ranks report with their answers, and so some decisions after the switch.
+            found = {self.policy()}
+        self._counts = counts
+        if policy is not None and found != {policy}:
+            names = " and ".join(sorted(found)) or "none that has decided"
+            raise OtherPolicyError(
+                f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
+                "could be said of the comparison."
+            )
+        means = [
+            1e6 * counts.seconds[rank] / count
+            for rank, count in counts.exchanges.items()
+            if count
+        ]
+        return Scrape(
+            len(ranks),
+            min(means, default=None),
+            {part: statistics.fmean(values) for part, values in costs.items()},
+        )
+
+    def policy(self) -> str:
+        """What the server serves with now.
+
+        Raises:
+            UsageError: it does not say.
+        """
+        return str(self._policy("GET")["policy"])
+
+    def switch(self, policy: str) -> None:
+        """Has the server take a policy; its figures are since then.
+
+        Raises:
+            UsageError: it does not.
+        """
+        self._policy("POST", json={"policy": policy})
+        end = time.monotonic() + SWITCH_S
+        while True:
+            self.ask()  # ranks that rest take it in their next step
+            found = self._policy("GET")
+            if found["policy"] == policy:
+                break
+            if found["wanted"] != policy or time.monotonic() > end:
+                raise UsageError(
+                    f"{self.url}{PATH}: serves with {found['policy']}, and wants "
+                    f"{found['wanted']}, not {policy}; another operator has asked for "
+                    f"it, or a step takes longer than {SWITCH_S:g} s."
+                )
+            time.sleep(PAUSE_S)
+        self._before = None
+        self.figures()
+        self._before = self._counts
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix caches of a server in vLLM's mode for developers."""
+        self._call("POST", "/reset_prefix_cache")
+
+    def _policy(self, method: str, **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+        more |= {"headers": headers, "repairs": TO_SWITCH}
+        return self._call(method, PATH, **more).json()
+
+    @property
+    def way(self) -> str:
+        """For an error: the proxy that may have answered instead; else empty."""
+        proxies = requests.utils.get_environ_proxies(self.url)
+        proxy = requests.utils.select_proxy(self.url, proxies)
+        if not proxy:
+            return ""
+        host = proxy.rpartition("//")[2].rpartition("@")[2]  # without a password
+        return (
+            f" It was asked through the proxy {host} of the "
+            "environment, whose answer this may be; to go past it, add "
+            f"{urlsplit(self.url).hostname} to NO_PROXY."
+        )
+
+    def _get(self, path: str) -> requests.Response:
+        return self._call("GET", path)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        repairs: Mapping[int, str] = REPAIRS,
+        **more: Any,
+    ) -> requests.Response:
+        url, how = self.url + path, self._how | more
+        try:
+            answer = requests.request(method, url, timeout=SECONDS, **how)
+        except requests.RequestException as error:
+            raise UsageError(f"{url}: no answer ({_cause(error)}).{self.way}") from None
+        if not answer.ok:
+            raise UsageError(f"{_refusal(url, answer, repairs)}.{self.way}")
+        return answer
+
+
+class _Counts(NamedTuple):
+    """What the ranks have counted since the server started, by rank."""
+
+    seconds: dict[str, float]
+    exchanges: dict[str, float]
+
+    def since(self, before: "_Counts") -> "_Counts":
+        """What was counted after another look."""
+        return _Counts(
+            *(
+                {name: n - then.get(name, 0.0) for name, n in now.items()}
+                for now, then in zip(self, before, strict=True)
+            )
+        )
+
+
+def _refusal(
+    url: str, answer: requests.Response, repairs: Mapping[int, str] = REPAIRS
+) -> str:
+    said = f"{url}: answers with status {answer.status_code} ({answer.reason})"
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        said += f", {answer.json()['error']['message']!r:.300}"
+    repair = repairs.get(answer.status_code)
+    return f"{said}; {repair}" if repair else said
+
+
+def _cause(error: BaseException | None) -> str:
+    """What the system says of it, below the layers of libraries around it."""
+    said = str(error)
+    while error is not None:
+        of_system = isinstance(error, OSError) and error.strerror
+        said = str(of_system) if of_system else said
+        error = getattr(error, "reason", None) or error.__cause__ or error.__context__
+        error = error if isinstance(error, BaseException) else None
+    if "certificate verify failed" in said:
+        said += "; name its authority in REQUESTS_CA_BUNDLE, or add --insecure"
+    return said

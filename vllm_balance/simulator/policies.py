@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Policies by name, as a server has them or with parameters."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from vllm_balance.core.policies import (
+    POLICIES,
+    Decision,
+    create_policy,
+)
+from vllm_balance.core.policies.rows import Snapshot
+
+from ..errors import UsageError
+
+BALANCE = "--data-parallel-balance"
+"""The option of `vllm serve`."""
+
+
+class Controller(Protocol):
+    """Decides a step from the rows of all ranks, as every policy of the package."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """One decision for all ranks."""
+        ...
+
+    def reset(self) -> None:
+        """A wave has ended."""
+        ...
+
+
+OWN = ("off", *POLICIES)
+"""The values of `BALANCE`."""
+
+MakeController = Callable[[int], Controller]
+"""Makes one for so many steps that are scheduled before the first of them has ended."""
+
+NO_OTHERS: Mapping[str, MakeController] = {}
+MOST = 999_999
+"""Of a parameter."""
+
+
+class PolicySpec(NamedTuple):
+    """A policy as named on the command line, `NAME[:PARAMETER=NUMBER,...]`."""
+
+    name: str
+    parameters: dict[str, int]
+
+    @classmethod
+    def parse(cls, text: str) -> "PolicySpec":
+        """Reads the text.
+
+        Raises:
+            UsageError: it has no such form.
+        """
+        name, colon, rest = text.partition(":")
+        parameters: dict[str, int] = {}
+        for item in rest.split(",") if colon else ():
+            parameter, _, value = item.partition("=")
+            if not _is_number(value) or parameter in parameters:
+                raise UsageError(
+                    f"--policy {text}: {item!r} is not PARAMETER=NUMBER, a whole "
+                    f"number from 0 to {MOST}, each once."
+                )
+            parameters[parameter] = int(value)
+        return cls(name, parameters)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= len(str(MOST))
+
+
+def server_options(text: str) -> list[str]:
+    """The options of `vllm serve` that make a policy.
+
+    Raises:
+        UsageError: no server has it.
+    """
+    if text not in OWN:
+        raise UsageError(
+            f"--policy {text}: a server has {', '.join(OWN)}, without parameters."
+        )
+    return [BALANCE, text]
+
+
+def make_controller(
+    text: str, in_flight: int = 1, others: Mapping[str, MakeController] = NO_OTHERS
+) -> Controller | None:
+    """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
+
+    Args:
+        text: what to make.
+        in_flight: steps that are scheduled before the first of them has ended.
+        others: more than a server has, by name.
+
+    Raises:
+        UsageError: there is none of that name, or not with these parameters.
+    """
+    if text in others:
+        return others[text](in_flight)
+    name, parameters = PolicySpec.parse(text)
+    if name not in OWN:
+        names = ", ".join([*OWN, *others])
+        raise UsageError(f"--policy {text}: invalid choice; choose from {names}.")
+    try:
+        if name in POLICIES:
+            return create_policy(name, parameters, in_flight)
+        if parameters:
+            raise ValueError(f"{name} has no parameters")
+    except ValueError as error:
+        raise UsageError(f"--policy {text}: {error}.") from None
+    return None

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""All ranks together."""
+
+from collections.abc import Sequence
+
+from vllm_balance.core.policies import Decision
+from vllm_balance.core.policies.rows import Limits, Snapshot
+
+from ..requests.request import SimRequest
+from ..step_time.model import Loads
+from .counts import Counts
+from .gate import GatedRank
+from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
+from .limits import RankLimits
+from .scheduler import NOTHING, Outcome
+
+
+class Engine:
+    """One scheduler with its gate for each rank.
+
+    One step is `schedule`, `update`, then `exchange` and `decide`, or `end_wave`; that
+    is the order of vLLM's busy loop.
+    """
+
+    def __init__(
+        self,
+        limits: RankLimits,
+        max_model_len: int,
+        async_scheduling: bool = False,
+        shared_prefixes: bool = False,
+        short_first: bool = False,
+        received: bool = False,
+    ) -> None:
+        """Makes empty ranks.
+
+        Args:
+            limits: the limits of each rank.
+            max_model_len: the longest request, prompt and output, in tokens.
+            async_scheduling: whether a step is scheduled before the last has ended.
+            shared_prefixes: whether prompts share beginnings: then all are cached.
+            short_first: whether short prompts may pass long ones in a rank.
+            received: whether prompts come with their KV cache.
+
+        Raises:
+            UsageError: the KV cache cannot hold the longest request.
+        """
+        limits.check_longest(max_model_len)
+        each = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._limits = [each] * limits.ranks
+
+        def blocks() -> Blocks:
+            if received:
+                return ReceivedBlocks(limits)
+            if shared_prefixes:
+                return CachedBlocks(limits)
+            return Blocks(limits)
+
+        self._ranks = [
+            GatedRank(
+                limits,
+                blocks(),
+                async_scheduling,
+                short_first,
+            )
+            for _ in range(limits.ranks)
+        ]
+
+    @property
+    def held(self) -> Sequence[bool]:
+        """Per rank: whether an admissible request was held back in the step."""
+        return [rank.held for rank in self._ranks]
+
+    def add(self, rank: int, request: SimRequest) -> None:
+        """Hands a request to a rank."""
+        request.rank = rank
+        self._ranks[rank].add(request)
+
+    def cached_tokens(self, rank: int, request: SimRequest) -> int:
+        """Tokens of a request that a rank has in its KV cache now."""
+        return self._ranks[rank].cached_tokens(request)
+
+    def has_work(self) -> bool:
+        """Whether any rank has an unfinished request."""
+        return any(rank.has_work() for rank in self._ranks)
+
+    def counts(self) -> Counts:
+        """What the ranks tell the coordinator."""
+        return [rank.counts() for rank in self._ranks]
+
+    def output_tokens(self, request: SimRequest) -> int:
+        """Tokens of the answer that a request has which is on its way or in a rank."""
+        return self._ranks[request.rank].output_tokens(request)
+
+    def schedule(self) -> Loads:
+        """Starts a step on every rank."""
+        return Loads(*zip(*[rank.schedule() for rank in self._ranks], strict=True))
+
+    def update(self) -> Outcome:
+        """Ends the step that was scheduled first."""
+        first, done, wasted = Outcome([], [])
+        for rank in self._ranks:
+            brought = rank.update()
+            if brought is not NOTHING:
+                first.extend(brought.first)
+                done.extend(brought.done)
+                wasted += brought.wasted
+        return Outcome(first, done, wasted)
+
+    def exchange(self, wave: int, step: int, now: float) -> Snapshot:
+        """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
+        return Snapshot.from_rows(
+            [rank.measure(wave, step, now) for rank in self._ranks], self._limits
+        )
+
+    def decide(self, decisions: Decision | Sequence[Decision]) -> None:
+        """Sets what every rank, or each rank, may do in the next step."""
+        if isinstance(decisions, Decision):
+            decisions = [decisions] * len(self._ranks)
+        for rank, decision in zip(self._ranks, decisions, strict=True):
+            rank.apply(decision)
+
+    def end_wave(self) -> None:
+        """Forgets the decision."""
+        for rank in self._ranks:
+            rank.end_wave()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""A rank: its scheduler, and what its gate tells the others.
+
+The code of the real gate says what is pending, and makes the row. A rank that did not
+change since its last row is not read again: its requests only grow older.
+"""
+
+from itertools import islice
+
+from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.pending import (
+    NOBODY,
+    Pending,
+    PendingWork,
+    Prompt,
+)
+from vllm_balance.core.policies import OPEN
+from vllm_balance.core.policies.order import ShortFirst
+from vllm_balance.core.policies.rows import Row
+
+from ..requests.request import SimRequest
+from .kv_cache import Blocks
+from .limits import RankLimits, blocks_of
+from .request import RankRequest
+from .scheduler import Scheduler
+
+
+class GatedRank(Scheduler):
+    """One scheduler with its gate."""
+
+    def __init__(
+        self,
+        limits: RankLimits,
+        blocks: Blocks,
+        async_scheduling: bool,
+        short_first: bool = False,
+    ) -> None:
+        """Makes an empty rank.
+
+        Args:
+            limits: its limits.
+            blocks: of its KV cache.
+            async_scheduling: whether a step is scheduled before the last has ended.
+            short_first: whether short prompts may pass long ones.
+        """
+        super().__init__(limits, blocks, async_scheduling)
+        self._order = ShortFirst() if short_first else None
+        self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
+        self._rows = RowMaker()
+        self._last_changes = -1
+        """What `_changes` was when the queues were read last; what was found then:"""
+        self._queues = Queues(0, 0, 0)
+        self._pending = Pending({}, 0)
+
+    def cached_tokens(self, request: SimRequest) -> int:
+        """Tokens of a request that are in the KV cache now."""
+        work = RankRequest(request, "", 0.0)
+        self._blocks.add(work)
+        return self._blocks.found(work)[0]
+
+    def end_wave(self) -> None:
+        """Forgets the decision, and steps without requests."""
+        self.apply(OPEN)
+        self._rows.reset()
+        self._ended = 0
+        self._in_flight.clear()
+
+    def measure(self, wave: int, step: int, now: float) -> Row:
+        """The rank's row after the step.
+
+        Args:
+            wave: number of the wave.
+            step: number of the step that has ended in the wave.
+            now: virtual seconds.
+        """
+        rows = self._rows
+        rows.end_step(now, self.prefilled, self.twice_attended // 2)
+        is_sorted = self._order is None or rows.is_sorted
+        unchanged = self._changes == self._last_changes and is_sorted
+        if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
+            self._read()
+        ended, self._ended = self._ended, 0
+        return rows.row(wave, step, now, self._queues, ended, self._pending)
+
+    def _read(self) -> None:
+        """Puts the queue in order, and reads it."""
+        if self._order is not None:
+            before = self._rows.pending
+            waiting = islice(self._waiting, len(before))
+            first = ["" if work.preempted else work.request_id for work in waiting]
+            self._order.sort(self._waiting, first, before, self._requests)
+        self._rows.is_sorted = True
+        self._last_changes = self._changes
+        running, partial = len(self._running), self._partial
+        decoding = running - (partial is not None)
+        self._queues = Queues(running, decoding, len(self._waiting))
+        free = self._blocks.free
+        refusal = self._refusal if self._refusal.lasts(free, running) else NOBODY
+        self._pending = self._work.read(
+            () if partial is None else (partial,),
+            islice(self._waiting, self._max_running - running),
+            free - blocks_of(self._decodes.tokens),
+            refusal,
+        )
+
+    def _look_up(self, work: RankRequest, before: Prompt | None) -> Prompt:
+        tokens, computed = work.num_tokens, work.num_computed_tokens
+        whole, used = blocks_of(tokens + self._blocks.ahead), work.num_blocks
+        if not computed:
+            computed, used = self._blocks.found(work)
+        return Prompt(tokens, computed, max(0, whole - used))

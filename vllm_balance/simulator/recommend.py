@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""`recommend`: one sentence of advice, and the table it rests on."""
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+
+from ..errors import UsageError
+from .arguments import real
+from .options import add_result_args, add_scenario_args, policies_from
+from .policies import server_options
+from .results import WORTHWHILE, PolicyResult, unsteady
+from .simulate import compare_from
+
+LATENCY, TOKENS, TTFT = (
+    "steady_mean_e2el_ms",
+    "compared_throughput",
+    "steady_p99_ttft_ms",
+)
+"""Figures that are judged."""
+
+
+def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str:
+    """Which policy to choose, and why, in one sentence.
+
+    The measure is the mean time from sending a request to its last token: in a closed
+    loop it falls as throughput rises (Little's law), and in an open one, where
+    throughput is given, it weighs a later start against faster tokens. The first
+    and the last turn of a closed loop are not counted, and a policy with fewer tokens
+    per second is none: in a longer run its requests would end later.
+    One of the results is of "off".
+    """
+    if why := unsteady(results):
+        return f"No advice, because {why}"
+    off = next(result for result in results if result.policy == "off")
+    most = math.inf if ttft_budget_ms is None else ttft_budget_ms
+    in_time = [r for r in results if r is not off and r.figure(TTFT) <= most]
+    if not in_time:
+        return (
+            f"Leave it off: every policy exceeds the TTFT budget of {most:g} ms at the "
+            f"99th percentile (off: {off.figure(TTFT):.0f} ms)."
+        )
+    lasting = [r for r in in_time if (r.gain(TOKENS, off) or 0) > _least_gain(off)]
+    if not lasting:
+        return "Leave it off: with every policy there are fewer output tok/s."
+    best = min(lasting, key=lambda result: result.figure(LATENCY))
+    gain, margin = _earlier(best, off)
+    if gain < WORTHWHILE or gain < margin:
+        later_or_earlier = "later" if gain < 0 else "earlier"
+        why = ", which is too little to matter" * (gain >= 0)
+        return (
+            f"Leave it off: with the best policy, {best.policy}, requests end "
+            f"{abs(gain):.1%} {later_or_earlier} on average (±{margin:.1%} between "
+            f"seeds){why}."
+        )
+    return _praise(best, off)
+
+
+def _least_gain(off: PolicyResult) -> float:
+    """Of tokens per second. The end of an open loop is in that of the whole run."""
+    end = 0.0 if off.runs[0].first_turn else 1 / off.figure("turns")
+    return -max(WORTHWHILE, end)
+
+
+def _earlier(best: PolicyResult, off: PolicyResult) -> tuple[float, float]:
+    """By which share requests end earlier, and half the range between seeds."""
+    gains = [-gain for gain in best.gains(LATENCY, off)]
+    return statistics.fmean(gains), (max(gains) - min(gains)) / 2
+
+
+def _praise(best: PolicyResult, off: PolicyResult) -> str:
+    gain, margin = _earlier(best, off)
+    more = best.gain(TOKENS, off) or 0
+    is_closed = bool(off.runs[0].first_turn)
+    counted = "; first and last turn not counted" * is_closed
+    tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called
+    rate = "" if abs(more) < WORTHWHILE else f", {tokens} {more:+.0%}"
+    was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))
+    has_none = was is None or is_now is None
+    tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
+    ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
+    return (
+        f"Use {' '.join(server_options(best.policy))}: requests end {gain:.0%} earlier "
+        f"on average (±{margin:.0%} between seeds{counted}){rate}{tpot}, median TTFT "
+        f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `recommend`."""
+    parser.add_argument(
+        "--ttft-budget-ms",
+        type=real(0, 1e9, above=True),
+        help="What the 99th percentile of the time to first token must not exceed.",
+    )
+    add_scenario_args(parser)
+    parser.set_defaults(num_seeds=3)
+    add_result_args(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compares the policies, prints the table and the advice."""
+    policies = policies_from(args)
+    for policy in policies:
+        server_options(policy)
+    if set(policies) == {"off"}:
+        raise UsageError("--policy off: name a policy to compare it with.")
+    if args.role == "decode":  # where nothing is held: they differ by the dispatch
+        policies = [name for name in policies if name == "adaptive"] or policies[:1]
+    comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
+    advice = advise(comparison.results, args.ttft_budget_ms)
+    comparison.show()
+    print(f"\n{advice}")
+    comparison.save(args, "recommend", advice=advice)

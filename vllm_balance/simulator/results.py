@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Results as a table and as a JSON file that says how they came about."""
+
+import hashlib
+import json
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..errors import UsageError
+from .files import read_text
+from .metrics import Metrics
+
+FORMAT_VERSION = 1
+"""Of the files written here; raised when a reader of old files would misread them."""
+WORTHWHILE = 0.02
+"""Requests must end this share earlier; less does not pay for another moving part."""
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """The runs of one policy in one scenario, one per seed."""
+
+    policy: str
+    runs: Sequence[Metrics]
+
+    def mean(self, name: str) -> float | None:
+        """Mean over the seeds of a figure of `Metrics`; None if a run has none."""
+        return _mean([getattr(run, name) for run in self.runs])
+
+    def gains(self, name: str, off: "PolicyResult") -> list[float]:
+        """Per seed: how much greater the figure is than with off, as a share.
+
+        Empty if a run has none.
+        """
+        pairs = [
+            (getattr(mine, name), getattr(theirs, name))
+            for mine, theirs in zip(self.runs, off.runs, strict=True)
+        ]
+        if any(mine is None or not theirs for mine, theirs in pairs):
+            return []
+        return [mine / theirs - 1 for mine, theirs in pairs]
+
+    def figure(self, name: str) -> float:
+        """As `mean`, of a figure that every steady run has."""
+        mean = self.mean(name)
+        assert mean is not None, name
+        return mean
+
+    def gain(self, name: str, off: "PolicyResult") -> float | None:
+        """Mean of `gains`; None if there are none."""
+        return _mean(self.gains(name, off))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+LEAST_TURNS = 3.0
+"""Requests must be sent for so many times as long as one takes on average: before, the
+beginning and the end of a run weigh more than what lies between."""
+
+
+def unsteady(results: Sequence[PolicyResult]) -> str | None:
+    """Why a longer run may say something else, if no policy has a steady part."""
+    turns = [result.mean("turns") or 0.0 for result in results]
+    steady = [result.mean("steady_mean_e2el_ms") for result in results]
+    if max(turns) >= LEAST_TURNS and None not in steady:
+        return None
+    best = results[turns.index(max(turns))].runs[0]
+    said = (
+        f"nothing is steady: {best.completed} requests are sent within "
+        f"{best.steady_duration:.3g} s, and one takes {best.mean_e2el_ms / 1e3:.3g} s "
+        "on average; give "
+    )
+    if best.first_turn:
+        prompts = f"--num-prompts {8 * best.first_turn} or more"
+        return f"{said}{prompts} (if there are so many), or a lower --max-concurrency."
+    return (
+        f"{said}more of them (--num-prompts, or a longer window of the trace), or "
+        "fewer per second if the ranks cannot keep up."
+    )
+
+
+def cell(value: float | None, form: str = "{:+.1%}") -> str:
+    """A figure as text; "-" if there is none."""
+    return "-" if value is None else form.format(value)
+
+
+TABLE = (
+    ("output tok/s", "output_throughput", "{:.0f}"),
+    ("steady tok/s", "steady_output_throughput", "{:.0f}"),
+    ("TPOT ms", "mean_tpot_ms", "{:.1f}"),
+    ("TTFT p50 s", "median_ttft_ms", "{:.2f}"),
+    ("TTFT p99 s", "p99_ttft_ms", "{:.2f}"),
+    ("ITL p99 ms", "p99_itl_ms", "{:.0f}"),
+    ("e2e mean s", "mean_e2el_ms", "{:.1f}"),
+    ("balance", "balance_ratio", "{:.0%}"),
+)
+"""Title, figure and format of each column."""
+
+
+def table_rows(results: Sequence[PolicyResult]) -> list[list[str]]:
+    """The table with its head, as text; gains are over the result of "off"."""
+    off = next((result for result in results if result.policy == "off"), None)
+    gain = [] if off is None else ["gain"]
+    rows = [["policy", *(title for title, _, _ in TABLE), *gain]]
+    for result in results:
+        cells = [result.policy]
+        for title, name, form in TABLE:
+            value = result.mean(name)
+            if name == "steady_output_throughput" and not result.runs[0].first_turn:
+                value = None  # of an open loop it may be a short window
+            if value is not None and title.endswith(" s"):
+                value /= 1e3
+            cells.append(cell(value, form))
+        if off is not None:
+            cells.append(cell(result.gain("compared_throughput", off)))
+        rows.append(cells)
+    return rows
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Prints aligned columns, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+        if number == 0:
+            print("-" * (sum(widths) + 2 * len(widths) - 2))
+
+
+_CORE = Path(__file__).parents[1] / "core"
+
+
+def policies_fingerprint() -> str:
+    """Twelve hexadecimal digits, the same for the same policies and dispatch.
+
+    What carries rows and decisions is not in it, nor is the simulator: results of real
+    servers carry it, too.
+    """
+    paths = sorted((_CORE / "policies").glob("*.py"))
+    paths += [_CORE / "dispatch.py", _CORE / "pending.py"]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """What produced a result; "balance" is `policies_fingerprint`."""
+    try:
+        vllm = version("vllm")
+    except PackageNotFoundError:
+        vllm = "source tree"
+    return {
+        "vllm": vllm,
+        "python": platform.python_version(),
+        "balance": policies_fingerprint(),
+    }
+
+
+def strict_json(document: Mapping[str, object]) -> str:
+    """The document as JSON; what is no number or has no limit is null."""
+    known = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Writes the document as `strict_json` has it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(strict_json(document) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def read_json(path: Path, *kinds: str) -> dict[str, object]:
+    """Reads a document of one of the kinds that `write_json` wrote.
+
+    Raises:
+        UsageError: the file cannot be read, or is of another kind or version.
+    """
+    text = read_text(path)
+    try:
+        parsed = json.loads(text, parse_constant=lambda _: None)
+        document: dict[str, object] = dict(parsed)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
+    found = [document.get(key) for key in ("format", "format_version")]
+    if found not in [[f"dp-balance {kind}", FORMAT_VERSION] for kind in kinds]:
+        raise UsageError(
+            f"{path}: not a file of `vllm-balance {' or '.join(kinds)}`, "
+            f"version {FORMAT_VERSION} (it says {found}). Make it again with this "
+            "vLLM."
+        )
+    return document

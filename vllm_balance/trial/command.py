@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""`trial`: the command, and what it refuses before anything starts."""
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from ..errors import UsageError
+from ..policy import KEY
+from ..server_api import Endpoint, go_past_proxies
+from ..simulator.arguments import real, whole
+from ..simulator.policies import BALANCE, server_options
+from ..simulator.results import versions
+from . import report
+from .load import Load, Parser
+from .serving import Ours, Running, Started
+from .turns import LEAST_ROUNDS, Folder, order
+from .turns import run as run_turns
+from .verdict import MOST_ROUNDS
+
+VERB = "trial"
+USAGE = f"vllm-balance {VERB} [options] [load]"
+USAGE = f"{USAGE} -- vllm serve MODEL …\n       {USAGE} --deployment URL"
+LOAD_HELP = (
+    "The load is what `vllm bench serve` takes: --dataset-name, --num-prompts, "
+    "--request-rate, --max-concurrency and so on."
+)
+INTERRUPTED = 130
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Given(NamedTuple):
+    """The command line, in its parts."""
+
+    args: argparse.Namespace
+    load: Sequence[str]
+    serve: Sequence[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `trial`, for its help; what is given is in `words`."""
+    parser.usage, parser.epilog = USAGE, LOAD_HELP
+    add = parser.add_argument
+    text = "Compared in turn, the first with all others (default: off adaptive)."
+    add("--policy", nargs="+", metavar="NAME", help=text)
+    text = "A server that runs already, instead of a command. Of one URL its policy is "
+    text += f"switched, with the key in {KEY}; or one for each policy, POLICY=URL."
+    add("--deployment", action="append", default=[], metavar="URL", help=text)
+    text = "Start a server for each turn, instead of one that is switched: each policy "
+    text += "then has its own dispatch, off that of vLLM."
+    add("--restart", action="store_true", help=text)
+    text = "Turns of each policy. More can be asked for later."
+    add("--rounds", type=whole(1, 1000), default=3, help=text)
+    text = f"Instead of --rounds: {LEAST_ROUNDS}, and more until these have passed."
+    add("--minutes", type=real(0, 1e5, above=True), help=text)
+    text = "Keeps the turns, and gets the report."
+    add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
+    text = "Seconds that a server may take to get ready."
+    add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
+    add("--show-model", action="store_true", help="Name the model in the report.")
+    add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
+
+
+def parse(words: Sequence[str]) -> Given:
+    """Divides the words into our options, those of the load, and the command."""
+    at = words.index("--") if "--" in words else len(words)
+    parser = Parser(USAGE, add_help=False, allow_abbrev=False)
+    add_arguments(parser)
+    args, load = parser.parse_known_args(list(words[:at]))
+    return Given(args, load, words[at + 1 :])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the trial, or goes on with it, and writes the report.
+
+    Raises:
+        UsageError: something is refused, or a turn failed.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        trial(parse(args.words))
+    except KeyboardInterrupt:
+        text = "interrupted: finished turns are kept; run the same command to go on"
+        print(text, file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def trial(given: Given) -> None:
+    """Looks at everything, and then runs the turns.
+
+    Raises:
+        UsageError: something is refused, or a turn failed.
+    """
+    args, shows = given.args, not given.args.disable_tqdm
+    deployments = _deployments(given)
+    policies = _policies(args, deployments)
+    folder = Folder(args.result_dir)
+    ours = None if deployments else planned(given.serve, policies)
+    load = Load(given.load, folder.path / "turns" / "load.log", shows)
+    urls = deployments or dict.fromkeys(policies, ours.url if ours else "")
+    endpoints = _endpoints(urls, load, ours)
+    endpoint = endpoints[policies[0]]
+    server: Started | Running = (
+        Running(endpoints)
+        if ours is None
+        else Started(ours, endpoint, folder, args.ready_timeout, args.restart)
+    )
+    # Another port makes no other trial.
+    serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
+    what = [*given.load, serve, deployments, policies, args.restart]
+    folder.prepare([*what, versions()])
+    turns = order(policies, MOST_ROUNDS if args.minutes else args.rounds)
+    with server:
+        minutes = args.minutes or math.inf
+        results = run_turns(folder, turns, server.turn, load, shows, minutes)
+    about = {"command": shown(given, policies), "device": _device() if ours else None}
+    if args.show_model:
+        about["model"] = ours.model if ours else endpoint.model()[1]
+    report.write(folder, turns[: len(results)], results, about)
+
+
+def _endpoints(
+    urls: Mapping[str, str], load: Load, ours: Ours | None
+) -> dict[str, Endpoint]:
+    """By policy the server to which its load goes; one for each address."""
+    if ours is not None and ours.url.startswith("https:"):
+        # Whose server it is we know; the name in its certificate is not of loopback.
+        load.args.insecure = True
+    how = load.args.header or (), load.args.insecure
+    made = {url: Endpoint(url, *how) for url in urls.values()}
+    for url in made:
+        if ours is not None or urlsplit(url).hostname in LOOPBACK:
+            go_past_proxies(url)
+    return {policy: made[url] for policy, url in urls.items()}
+
+
+def _device() -> str:
+    """The name of the first chip, which is asked now that nobody serves on it."""
+    from vllm.platforms import current_platform
+
+    with contextlib.suppress(Exception):  # of any driver
+        return str(current_platform.get_device_name())
+    return "unknown"
+
+
+def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[str]:
+    policies = args.policy or list(deployments) or ["off", "adaptive"]
+    for policy in policies:
+        server_options(policy)
+    if len(set(policies)) < max(2, len(policies)):
+        raise UsageError(
+            f"--policy {' '.join(policies)}: give two or more different ones."
+        )
+    return list(policies)
+
+
+def _deployments(given: Given) -> dict[str, str]:
+    found: dict[str, str] = {}
+    texts: list[str] = given.args.deployment
+    if len(texts) == 1 and "://" in texts[0].partition("=")[0]:
+        policies = given.args.policy or ["off", "adaptive"]
+        texts = [f"{policy}={texts[0]}" for policy in policies]
+    elif given.args.policy and texts:
+        raise UsageError("--policy: leave it out; --deployment says which there are.")
+    for text in texts:
+        policy, _, url = text.partition("=")
+        if not re.match(r"https?://\S", url) or policy in found:
+            raise UsageError(
+                f"--deployment {text}: give http://HOST:PORT of a server to switch, or "
+                "POLICY=http://HOST:PORT, each policy once."
+            )
+        Endpoint(url)  # refuses what is no address
+        found[policy] = url
+    if bool(found) == bool(given.serve):
+        raise UsageError(
+            f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment, and not "
+            "both."
+        )
+    return found
+
+
+def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
+    """The server that a command would start.
+
+    The doctor parses it: what is wrong is said before the first turn.
+
+    Raises:
+        UsageError: vLLM, or balance scheduling, refuses it, or no load could be sent
+            to it.
+    """
+    # In the wheel, as this is; a checkout may lack what it needs.
+    from vllm_balance.build_info import load_build_info
+    from vllm_balance.doctor.machine import Machine
+    from vllm_balance.doctor.plan import Plan
+    from vllm_balance.doctor.serve import plan_of
+
+    for word in serve:
+        name = word.partition("=")[0].replace("_", "-")
+        if name == BALANCE:
+            raise UsageError(f"{name}: leave it out; --policy says what is served.")
+        if name == "--disable-log-stats":
+            raise UsageError(f"{name}: leave it out; the policies could not be seen.")
+    print("looking at the command", file=sys.stderr, flush=True)
+    active = next(policy for policy in policies if policy != "off")
+    machine = Machine(Path("/"), dict(os.environ), load_build_info(), Plan())
+    try:
+        found, lines = plan_of(machine, [*serve, *server_options(active)])
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
+    refused = next((line for line in lines if line.state == "bad"), None)
+    if refused is not None:
+        raise UsageError(f"vllm serve: {refused.found}; {refused.do}.")
+    if found.unasked:
+        raise UsageError(
+            f"{found.unasked}: leave it out; requests could not be sent to the server, "
+            "or the policies not be seen."
+        )
+    host, port, more = found.host, found.port, []
+    if found.uds:  # to which `vllm bench serve` cannot send
+        host = "127.0.0.1"
+        with socket.create_server((host, 0)) as free:
+            port = free.getsockname()[1]
+        more = ["--uds=", "--host", host, "--port", str(port)]
+        said = f"the load goes to {host}:{port} instead"
+        print(f"note: --uds {found.uds}: {said}", file=sys.stderr)
+    if not port:
+        raise UsageError("--port 0: could be any; give the port.")
+    host = host if host not in ("", "0.0.0.0") else "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    scheme = "https" if found.is_https else "http"
+    return Ours([*serve, *more], f"{scheme}://{host}:{port}", found.model)
+
+
+PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")
+PUBLIC = re.compile(r"--(dataset-name|dtype|quantization|kv-cache-dtype)")
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?|inf", re.IGNORECASE)
+
+
+def shown(given: Given, policies: Sequence[str]) -> str:
+    """The command as the report has it: options, and of their values only numbers.
+
+    No model, prompt, address, host or path is in it.
+    """
+    args = given.args
+    words = ["vllm-balance trial --policy", *policies]
+    words.append(
+        f"--minutes {args.minutes:g}" if args.minutes else f"--rounds {args.rounds}"
+    )
+    words += ["--restart"] * args.restart
+    words += _harmless(given.load)
+    if given.serve:
+        at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0
+        words += ["-- vllm serve MODEL", *_harmless(given.serve[at:])]
+    return " ".join(words)
+
+
+def _harmless(words: Iterable[str]) -> list[str]:
+    """Options with their numbers; other values as `…`."""
+    found: list[str] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            option, equals, word = word.partition("=")
+            option = option.partition(".")[0].replace("_", "-")
+            found.append(option)
+            if not equals:
+                continue
+        if found:  # what comes before any option is the model
+            number = NUMBER.fullmatch(word) and not PRIVATE.search(option)
+            found.append(word if number or PUBLIC.fullmatch(option) else "…")
+    return found

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""What is sent in a turn, by `vllm bench serve`."""
+
+import argparse
+import contextlib
+import copy
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import UsageError
+from ..server_api import Endpoint
+
+OURS = (
+    "base_url",
+    "save_result",
+    "append_result",
+    "result_filename",
+    "percentile_metrics",
+    "metric_percentiles",
+)
+"""Options of `vllm bench serve` that the trial sets."""
+MEASURED = {"percentile_metrics": "ttft,tpot,itl,e2el", "metric_percentiles": "99"}
+WARM_UPS = 8
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message}.")
+
+
+class Load:
+    """Whatever `vllm bench serve` can send, the same in every turn of a round."""
+
+    def __init__(self, words: Sequence[str], log: Path, show_progress: bool) -> None:
+        """Reads its options.
+
+        Args:
+            words: the options.
+            log: gets what it prints.
+            show_progress: on a terminal.
+
+        Raises:
+            UsageError: an option is wrong.
+        """
+        # Where a server is these are there; the simulator does without.
+        from vllm.benchmarks.serve import add_cli_args
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        if "VLLM_LOGGING_LEVEL" not in os.environ:  # else it says what it runs on
+            logging.getLogger("vllm").setLevel(logging.WARNING)
+
+        parser = type("Parser", (Parser, FlexibleArgumentParser), {})(add_help=False)
+        add_cli_args(parser)
+        parser.set_defaults(num_warmups=WARM_UPS, save_detailed=True, **MEASURED)
+        self.args = parser.parse_args(list(words))
+        for name in OURS:
+            if getattr(self.args, name) != parser.get_default(name):
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option}: the trial sets it; leave it out.")
+        if (path := Path(self.args.dataset_path or "")).exists() and not (
+            path.is_file() or path.is_dir()
+        ):
+            raise UsageError(
+                f"--dataset-path {path}: is no regular file; write to one what comes "
+                "out of it."
+            )
+        self.args.disable_tqdm |= not (show_progress and sys.stderr.isatty())
+        self._log = log
+
+    async def send(self, endpoint: Endpoint, number: int) -> dict[str, Any]:
+        """Sends that of a round, in this process; what `--save-detailed` saves."""
+        from vllm.benchmarks.serve import main_async
+
+        args = copy.copy(self.args)
+        args.base_url, args.seed = endpoint.url, args.seed + number
+        if args.model is None:
+            args.served_model_name, args.model = endpoint.model()
+        try:
+            with self._log.open("w") as log, contextlib.redirect_stdout(log):
+                saved: dict[str, Any] = await main_async(args)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"vllm bench serve: {error} Its log: {self._log}"
+            ) from None
+        return saved
