@@ -54,6 +54,22 @@ def test_the_schemas_allow_it(document):
     check(document)
 
 
+def test_why_a_pod_does_not_start_can_be_read():
+    """LeaderWorkerSet (0.9) deletes no pod whose doctor fails, and all say why."""
+    served = [document for document in documents() if pods(document)]
+    assert {document["kind"] for document in served} == {
+        "LeaderWorkerSet",
+        "StatefulSet",
+    }
+    for document in served:
+        for pod in pods(document):
+            spec = pod["spec"]
+            for each in spec["initContainers"] + spec["containers"]:
+                assert each["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        if template := document["spec"].get("leaderWorkerTemplate"):
+            assert template["restartPolicy"] == "RecreateGroupAfterStart"
+
+
 @needs("kubectl", "Kubernetes' client")
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_kustomize_builds_what_the_schemas_allow(folder):
