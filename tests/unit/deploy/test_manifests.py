@@ -101,6 +101,7 @@ def test_systemd_has_nothing_to_complain_about(tmp_path):
 
 
 ALERTS = DEPLOY / "kubernetes/monitoring/alerts.yaml"
+ALERT_CASES = Path(__file__).with_name("alerts.yaml")
 DASHBOARD = DEPLOY / "grafana/dp-balance.json"
 METRICS = [
     ROOT / "vllm/v1/metrics/loggers.py",
@@ -120,9 +121,13 @@ def test_alerts_and_dashboard_are_over_metrics_that_exist():
 
 
 @needs("promtool", "Debian's prometheus")
-def test_prometheus_takes_the_alerts(tmp_path):
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"]))
-    command = ["promtool", "check", "rules", rules]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_each_alert_fires_and_none_where_all_is_well(tmp_path):
+    rules = yaml.safe_load(ALERTS.read_text())["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    cases = shutil.copy(ALERT_CASES, tmp_path)
+    names = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert all(f'alertname="{name}"' in ALERT_CASES.read_text() for name in names)
+    done = subprocess.run(
+        ["promtool", "test", "rules", cases], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
