@@ -113,7 +113,8 @@ class Endpoint:
         for text in header:
             name, _, value = text.partition("=")
             self.headers[name.strip()] = value.strip()
-        self.verify = not insecure
+        # The load's client knows this variable, and `requests` does not.
+        self.verify = not insecure and (os.environ.get("SSL_CERT_FILE") or True)
         self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
 
     def problem(self) -> str:
@@ -326,5 +327,5 @@ def _cause(error: BaseException | None) -> str:
         error = getattr(error, "reason", None) or error.__cause__ or error.__context__
         error = error if isinstance(error, BaseException) else None
     if "certificate verify failed" in said:
-        said += "; name its authority in REQUESTS_CA_BUNDLE, or add --insecure"
+        said += "; name its authority in SSL_CERT_FILE, or add --insecure"
     return said
