@@ -113,9 +113,10 @@ class Endpoint:
         for text in header:
             name, _, value = text.partition("=")
             self.headers[name.strip()] = value.strip()
+        self.verify = not insecure
         # The load's client knows this variable, and `requests` does not.
-        self.verify = not insecure and (os.environ.get("SSL_CERT_FILE") or True)
-        self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
+        verify = self.verify and (os.environ.get("SSL_CERT_FILE") or True)
+        self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
 
     def problem(self) -> str:
         """Why it does not serve a model yet; empty if it does.
