@@ -89,8 +89,8 @@ def interfaces(machine: Machine) -> Said:
 def _missing(variable: str, value: str, names: Sequence[str]) -> str:
     """What of a variable is no name of an interface; empty where all is well.
 
-    torch 2.10 makes a device of each name for gloo, and ends if one is not there. HCCL
-    (CANN 8.0 to 9.1) takes the first interface that the list matches: `eth,enp` those
+    torch 2.13 makes a device of each name for gloo, and ends if one is not there. HCCL
+    (CANN 8.0 to 9.0) takes the first interface that the list matches: `eth,enp` those
     that begin so, `=eth0,enp0` these; with `^` before it those that it does not match.
     Both refuse an empty name.
     """
