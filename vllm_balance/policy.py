@@ -9,6 +9,7 @@ import argparse
 import http.client
 import json
 import os
+import ssl
 import sys
 import time
 from typing import Any
@@ -115,7 +116,10 @@ def _ask(url: str, name: str | None = None) -> dict[str, Any]:
             "`vllm-balance doctor --pid`"
         ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise RefusedError(f"no answer: {error or type(error).__name__}") from None
+        said = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLCertVerificationError):
+            said += "; name its authority in SSL_CERT_FILE"
+        raise RefusedError(f"no answer: {said}") from None
     if answer.status == http.client.NOT_FOUND:
         raise RefusedError(
             f"no such route; start the server, of this wheel, with {KEY} in its "

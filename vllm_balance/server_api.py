@@ -112,7 +112,9 @@ class Endpoint:
             name, _, value = text.partition("=")
             self.headers[name.strip()] = value.strip()
         self.verify = not insecure
-        self._how: dict[str, Any] = {"headers": self.headers, "verify": self.verify}
+        # The load's client knows this variable, and `requests` does not.
+        verify = self.verify and (os.environ.get("SSL_CERT_FILE") or True)
+        self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
 
     def problem(self) -> str:
         """Why it does not serve a model yet; empty if it does.
@@ -324,5 +326,5 @@ def _cause(error: BaseException | None) -> str:
         error = getattr(error, "reason", None) or error.__cause__ or error.__context__
         error = error if isinstance(error, BaseException) else None
     if "certificate verify failed" in said:
-        said += "; name its authority in REQUESTS_CA_BUNDLE, or add --insecure"
+        said += "; name its authority in SSL_CERT_FILE, or add --insecure"
     return said

@@ -22,6 +22,7 @@ from vllm_balance.errors import UsageError
 from vllm_balance.policy import KEY
 from vllm_balance.server_api import Endpoint
 from vllm_balance.trial import command
+from vllm_balance.trial.load import Load
 from vllm_server import Server, free_port
 
 RANKS = 2
@@ -265,6 +266,24 @@ def test_what_a_server_could_not_listen_with_is_refused(moe_model, certificate):
     ):
         with pytest.raises(ValueError, match=said):
             look(["serve", model, *SERVE, *options])
+
+
+def test_a_model_of_another_machine_asks_for_a_tokenizer(
+    tmp_path, monkeypatch, moe_model
+):
+    """Before anything is sent; it is told how, and what helps is taken."""
+    deployment = "--deployment=http://127.0.0.1:9"
+    words = ["--dataset-name", "random", "--result-dir", str(tmp_path / "out")]
+    monkeypatch.setattr(command, "Running", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(Endpoint, "model", lambda _: ("served", "/models/elsewhere"))
+    with pytest.raises(
+        UsageError, match=r"--tokenizer: none of /models/elsewhere, .*is"
+    ):
+        command.trial(command.parse([*words, deployment]))
+    assert not (tmp_path / "out").exists()
+    for more in (["--tokenizer", str(moe_model)], ["--skip-tokenizer-init"]):
+        load = Load([*words[:2], *more], tmp_path / "log", show_progress=False)
+        load.find_tokenizer(Endpoint("http://127.0.0.1:9"))
 
 
 @pytest.mark.slow

@@ -20,10 +20,19 @@ def ascend_wheel(build: Build) -> Path:
     return build(HERE)
 
 
+def uv_check(environment: Environment) -> subprocess.CompletedProcess[str]:
+    """What uv says of all dist-infos, also of those that the wheel carries."""
+    command = [sys.executable, "-m", "uv", "pip", "check", "--offline", "--python"]
+    command.append(str(environment.python))
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 @pytest.mark.timeout(900)  # it waits for the one full install
 def test_reference_wheel_with_all_its_requirements(installed):
     check = installed.pip("check")
     assert "No broken requirements found" in check.stdout
+    done = uv_check(installed)
+    assert done.returncode == 0, done.stderr
     version = installed.run("vllm", "--version").stdout.split()[-1]
     assert version == f"{VERSION}.reference"
     assert installed.python_says("import vllm; print(vllm.__version__)") == "0.23.0"
@@ -115,6 +124,9 @@ def test_uv_installs_syncs_upgrades_and_uninstalls_too(
     lock.write_text(f"vllm @ {ascend_wheel.as_uri()}\n")
     uv("sync", lock)
     environment.run("vllm-balance", "verify")
+    found = uv_check(environment).stderr  # nothing that it requires is there
+    assert "vllm" in found
+    assert "broken" not in found
     uv("sync", lock)
     assert_whole_without_names(environment, ascend_wheel)
     uv("install", "--reinstall", "--no-deps", ascend_wheel)

@@ -1,11 +1,13 @@
 """The same input gives the same bytes, wherever and however it is built."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from balance_tools.distribution import Choice
@@ -27,6 +29,18 @@ COPIED = (
     "vllm_ascend",
     "vllm_balance",
 )
+
+
+BUILD = """
+import json, sys
+from pathlib import Path
+from balance_tools.distribution import Choice
+from balance_tools.paths import Paths
+from balance_tools.wheel.build import _run_build
+print(_run_build(Paths(Path(sys.argv[1])), Choice(**json.loads(sys.argv[2]))))
+"""
+# What a builder may have set for other packages.
+SETTINGS = "[bdist_wheel]\ncompression = stored\n[build_py]\ncompile = 1\n"
 
 
 def copy_sources(target: Path, umask: int = 0o022, linked: Sequence[str] = ()) -> Path:
@@ -54,16 +68,16 @@ def copy_sources(target: Path, umask: int = 0o022, linked: Sequence[str] = ()) -
 
 
 def build_in(root: Path, choice: Choice, umask: int, **variables: str) -> str:
-    """The sha256 of the wheel that is built in `root`."""
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(root)],
-        env=os.environ | choice.environment() | variables,
+    """The sha256 of the wheel that is built in `root`, as `make wheel` does."""
+    made = subprocess.run(
+        [sys.executable, "-c", BUILD, str(root), json.dumps(asdict(choice))],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")} | variables,
         umask=umask,
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    (wheel,) = (root / "dist").glob("*.whl")
-    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return hashlib.sha256(Path(made.stdout.strip()).read_bytes()).hexdigest()
 
 
 def test_two_builds_are_identical(build, tmp_path):
@@ -73,5 +87,9 @@ def test_two_builds_are_identical(build, tmp_path):
     one = copy_sources(tmp_path / "one", umask=0o022)
     other = copy_sources(tmp_path / "a longer name" / "other", umask=0o077)
     first = build_in(one, choice, umask=0o022, TZ="UTC", LC_ALL="C")
-    second = build_in(other, choice, umask=0o077, TZ="Asia/Tokyo", PYTHONHASHSEED="1")
+    (tmp_path / ".pydistutils.cfg").write_text(SETTINGS)
+    hostile = {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": ""}
+    hostile |= {"SETUPTOOLS_USE_DISTUTILS": "stdlib", "HOME": str(tmp_path)}
+    hostile |= {"DIST_EXTRA_CONFIG": str(tmp_path / ".pydistutils.cfg")}
+    second = build_in(other, choice, umask=0o077, **hostile)
     assert first == second

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -22,8 +22,10 @@ SHARED_MB = 1024
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
 
 GLOO, HCCL = "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"
-HCCL_PORTS = 16
-"""The ports from HCCL_IF_BASE_PORT on (60000) that it takes (vendor's reference)."""
+BASE_PORT = "HCCL_IF_BASE_PORT"
+HCCL_PORTS = 32
+"""The ports from HCCL_IF_BASE_PORT on (60000) that HCCL may take, by the reference of
+its variables: 32 from CANN 8.5 on, and 16 before."""
 
 
 def shared_memory(machine: Machine) -> Said:
@@ -55,22 +57,22 @@ def shared_memory(machine: Machine) -> Said:
 def interfaces(machine: Machine) -> Said:
     """The interfaces and addresses that variables name."""
     files = machine.glob("/sys/class/net/*/operstate")
-    up = [
-        Path(file).parent.name
-        for file in files
-        if machine.read(file).strip() in ("up", "unknown")
-    ]
+    states = {Path(file).parent.name: machine.read(file).strip() for file in files}
+    up = [name for name, state in states.items() if state in ("up", "unknown")]
     if not up:
         yield Diagnosis("interfaces", "unknown", "none")
-    for variable in (GLOO, "TP_SOCKET_IFNAME", HCCL):
-        for value in filter(None, machine.environ.get(variable, "").split(",")):
-            # HCCL's own form: `=eth0` is that one, `eth` all that begin so, `^` not.
-            name, is_prefix = value.lstrip("="), variable == HCCL and value[0] != "="
-            meant = [n for n in up if n == name or (is_prefix and n.startswith(name))]
-            if not meant and value[0] != "^":
-                found = f"no {name} that is up; there are {', '.join(up)}"
-                do = f"export {variable}=<the ranks' network>, see `ip a`"
-                yield Diagnosis(variable, "bad", found, "an interface that is up", do)
+    for variable in (GLOO, HCCL):
+        value = machine.environ.get(variable, "")
+        if not value or not states or not (missing := _missing(variable, value, up)):
+            continue
+        # An address of an interface that is down reaches this host, and where there is
+        # an HCCL_IF_IP, HCCL looks for no name.
+        unused = variable == HCCL and machine.environ.get("HCCL_IF_IP")
+        bad = bool(_missing(variable, value, list(states)) and not unused)
+        found = f"no {missing} that is up; there are {', '.join(up)}"
+        do = f"export {variable}=<the ranks' network>, see `ip a`"
+        expected = "an interface that is up"
+        yield judged(variable, found, expected, do, bad=bad, warn=True)
     local = _addresses(machine)
     for variable in ("HCCL_IF_IP", "VLLM_HOST_IP"):
         address = machine.environ.get(variable)
@@ -82,6 +84,32 @@ def interfaces(machine: Machine) -> Said:
         do = f"export {GLOO}=<the interface of the ranks' network>"
         yield Diagnosis(GLOO, "warn", "not set, and ranks are on other hosts", do=do)
     yield ", ".join(up)
+
+
+def _missing(variable: str, value: str, names: Sequence[str]) -> str:
+    """What of a variable is no name of an interface; empty where all is well.
+
+    torch 2.13 makes a device of each name for gloo, and ends if one is not there. HCCL
+    (CANN 8.0 to 9.0) takes the first interface that the list matches: `eth,enp` those
+    that begin so, `=eth0,enp0` these; with `^` before it those that it does not match.
+    Both refuse an empty name.
+    """
+    mark, listed = re.findall(r"^(\^?=?)(.*)", value)[0]
+    if variable == GLOO:
+        chosen = value.removesuffix(",").split(",")
+        # `eth0:1` is a label of a further address of eth0.
+        absent = [name for name in chosen if name.partition(":")[0] not in names]
+    else:
+        chosen = listed.split(",")
+        matched = {
+            name
+            for name in names
+            for each in chosen
+            if name == each or ("=" not in mark and name.startswith(each))
+        }
+        left = set(names) - matched if "^" in mark else matched
+        absent = [] if left else [value]
+    return "'' (an empty name)" if "" in chosen else ", ".join(absent)
 
 
 def _addresses(machine: Machine) -> set[str]:
@@ -163,9 +191,23 @@ def ports(machine: Machine) -> Said:
     wanted = {} if plan.headless or plan.uds else {plan.port: "--port"}
     if plan.ranks > 1 and not plan.headless:
         wanted[plan.rpc_port] = "--data-parallel-rpc-port"
-    if machine.is_for_npus:
-        base = int(machine.environ.get("HCCL_IF_BASE_PORT", "60000"))
-        wanted |= dict.fromkeys(range(base, base + HCCL_PORTS), "HCCL_IF_BASE_PORT")
+    try:
+        int(machine.environ.get("VLLM_PORT", "0"))
+    except ValueError:
+        do = "unset it; a Service of Kubernetes that is called vllm sets it, where a "
+        do += "pod is without enableServiceLinks: false"
+        given = repr(machine.environ["VLLM_PORT"])
+        yield Diagnosis("VLLM_PORT", "bad", given, "a number", do)
+    # With a range of its own HCCL looks for ports that are free there.
+    if machine.is_for_npus and not machine.environ.get("HCCL_HOST_SOCKET_PORT_RANGE"):
+        base, value = 60000, machine.environ.get(BASE_PORT)
+        if value and re.fullmatch("[0-9]{4,5}", value) and 1024 <= int(value) <= 65520:
+            base = int(value)
+        elif value is not None:
+            expected, do = "a number from 1024 to 65520", f"unset it: then it is {base}"
+            bad = value != ""
+            yield judged(BASE_PORT, repr(value), expected, do, bad=bad, warn=True)
+        wanted |= dict.fromkeys(range(base, base + HCCL_PORTS), BASE_PORT)
     for port in sorted(wanted.keys() & listening):
         do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {wanted[port]}"
         # HCCL of a server beside this one has such ports, too, for NPUs of its own.

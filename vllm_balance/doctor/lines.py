@@ -74,10 +74,14 @@ def worst(lines: Iterable[Diagnosis]) -> State:
 
 
 def show(lines: Sequence[Diagnosis], as_json: bool) -> str:
-    """All lines for a person, or as one JSON document."""
+    """All lines for a person, the worst last, or as one JSON document.
+
+    A pod's message, and a terminal, show the end.
+    """
     if as_json:
         document = {"worst": worst(lines), "lines": [asdict(line) for line in lines]}
         return json.dumps(document, indent=1)
     states = [line.state for line in lines]
     counts = [f"{states.count(state)} {state}" for state in reversed(STATES)]
+    lines = sorted(lines, key=lambda line: STATES.index(line.state))
     return "\n".join([*map(str, lines), ", ".join(counts)])

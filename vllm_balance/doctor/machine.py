@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
 
 from vllm_balance.build_info import BuildInfo
@@ -86,8 +87,11 @@ class Machine:
 
     @property
     def visible(self) -> list[int]:
-        """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves."""
-        count = len(self.smi.npus)
-        every = ",".join(map(str, range(count)))
-        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES", every).split(",")
-        return [int(n) for n in chosen if n.strip().isdigit() and int(n) < count]
+        """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves.
+
+        Its reference (CANN 8.0 to 9.1): what follows a space, or a number that is not
+        there, is not read.
+        """
+        numbers = [str(n) for n in range(len(self.smi.npus))]
+        chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES", ",".join(numbers))
+        return [int(n) for n in takewhile(numbers.__contains__, chosen.split(","))]

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 
 from vllm_balance.doctor.lines import Diagnosis, Said, judged
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+DRIVER = "/usr/local/Ascend/driver"
+REPAIRS = {
+    r"^no ": "mount /usr/local/bin/npu-smi and /usr/local/dcmi of the host",
+    # What containers and users get (vllm-ascend issue 2698, cann-container-image 46).
+    r"-80(05|20)\b": "find out by `npu-smi info` on the host who uses them: this is "
+    "said where another container has the NPUs, or this one, or its user, has no right "
+    "to them; leave the driver as it is, for others may serve on it",
+    r"\.so\b|shared librar": f"mount {DRIVER}/lib64 of the host, and have its folders "
+    "driver and common in LD_LIBRARY_PATH",
+    "": "look into dmesg: the driver does not answer",
+}
+"""By what npu-smi says, the first that matches."""
 IDLE_SHARE = 0.15
 """The share of a chip's memory that an idle driver takes at most: 3 GB of 32 or 64."""
 
@@ -35,9 +48,7 @@ def chips(machine: Machine) -> Said:
     if smi.problem:
         # Without it the server starts, and does not bind its processes to cores.
         missing = smi.problem.startswith("no ")
-        do = "look into dmesg: the driver does not answer"
-        if missing:
-            do = "mount /usr/local/bin/npu-smi and /usr/local/dcmi of the host"
+        do = next(do for said, do in REPAIRS.items() if re.search(said, smi.problem))
         expected = "a table of the NPUs"
         yield judged(
             "npu-smi", smi.problem, expected, do, warn=missing, bad=not missing
@@ -76,7 +87,8 @@ def use(machine: Machine) -> Said:
     for npu in (smi.npus[position] for position in machine.visible):
         mine = [p for p in smi.processes if (p.card, p.chip) == (npu.card, npu.chip)]
         if mine:
-            who = ", ".join(f"{p.name} ({p.pid}, {p.used_mb} MB)" for p in mine)
+            whom = (f"{p.name or 'process'} ({p.pid}, {p.used_mb} MB)" for p in mine)
+            who = ", ".join(whom)
             do = "stop it (`ps -fp PID`), or choose others: ASCEND_RT_VISIBLE_DEVICES"
             yield Diagnosis(f"NPU {npu.number}", "bad", f"used by {who}", "free", do)
         elif npu.used_mb > IDLE_SHARE * npu.total_mb:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Ask = Callable[..., tuple[str, str]]
-"""Calls `npu-smi`; returns its output and, if there is none, the reason (else "")."""
+"""Calls `npu-smi`; returns its output and, if it failed, the reason (else "")."""
 
 VERSION = re.compile(r"^\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)", re.M)
 # `| 0     910B3 | OK |`, on Ascend 950 `| 0 | Ascend950PR | OK |`; a row of a process
@@ -58,7 +58,7 @@ class Smi:
     """What `npu-smi` has said."""
 
     problem: str = ""
-    """Why it said nothing; else empty."""
+    """Why there is no table, with its last line; else empty."""
     version: str = ""
     """The version of the driver."""
     npus: tuple[Npu, ...] = ()
@@ -84,9 +84,11 @@ class Smi:
 def ask(said: Ask) -> Smi:
     """Ask for the table, and for the board of the first card."""
     text, problem = said("info")
-    if problem:
-        return Smi(problem)
     smi = read(text)
+    if not smi.npus and (problem or not smi.version):
+        # Its library may greet before it says what is wrong.
+        last = "".join(text.strip().splitlines()[-1:]) or "says nothing"
+        return Smi(f"{last} ({problem})" if text and problem else problem or last)
     for npu in smi.npus[:1]:
         board = ("info", "-t", "board", "-i", str(npu.card))
         smi.board.update(fields(said(*board)[0]))

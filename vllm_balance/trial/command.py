@@ -120,6 +120,8 @@ def trial(given: Given) -> None:
         if ours is None
         else Started(ours, endpoint, folder, args.ready_timeout, args.restart)
     )
+    if ours is None:
+        load.find_tokenizer(endpoint)
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
     what = [*given.load, serve, deployments, policies, args.restart]
@@ -130,7 +132,7 @@ def trial(given: Given) -> None:
         results = run_turns(folder, turns, server.turn, load, shows, minutes)
     about = {"command": shown(given, policies), "device": _device() if ours else None}
     if args.show_model:
-        about["model"] = ours.model if ours else endpoint.model()[1]
+        about["model"] = shown_model(ours.model if ours else endpoint.model()[0])
     report.write(folder, turns[: len(results)], results, about)
 
 
@@ -244,6 +246,12 @@ def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if found.is_https else "http"
     return Ours([*serve, *more], f"{scheme}://{host}:{port}", found.model)
+
+
+def shown_model(name: str) -> str:
+    """A model's name as the report has it: of a folder the last part."""
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not Path(name).exists()
+    return name if is_name else Path(name).resolve().name
 
 
 PRIVATE = re.compile(r"host|port|address|url|ip\b|key|header|name|path|dir|model$")

@@ -79,6 +79,32 @@ class Load:
         self.args.disable_tqdm |= not (show_progress and sys.stderr.isatty())
         self._log = log
 
+    def find_tokenizer(self, endpoint: Endpoint) -> None:
+        """Looks for a deployment's tokenizer, as `vllm bench serve` will.
+
+        Raises:
+            UsageError: it is not; the server may name a folder of its own machine.
+        """
+        from vllm.benchmarks.serve import get_tokenizer
+
+        args = self.args
+        if args.skip_tokenizer_init:
+            return
+        name = args.tokenizer or args.model or endpoint.model()[1]
+        try:
+            get_tokenizer(
+                name,
+                tokenizer_mode=args.tokenizer_mode,
+                trust_remote_code=args.trust_remote_code,
+            )
+        except Exception as error:  # of any library, and of the hub
+            said = "is no folder here" if name.startswith("/") else str(error)
+            raise UsageError(
+                f"--tokenizer: none of {name}, the model of {endpoint.url}, is found "
+                f"({said.strip().splitlines()[0]:.200}); give a folder that has it, or "
+                "its name on the hub."
+            ) from None
+
     async def send(self, endpoint: Endpoint, number: int) -> dict[str, Any]:
         """Sends that of a round, in this process; what `--save-detailed` saves."""
         from vllm.benchmarks.serve import main_async

@@ -6,13 +6,13 @@ It has no prompt, address, host or path, and the model's name only if asked for:
 shows is numbers, and words that are listed here.
 """
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from typing import Any
 
+from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, STEADY, figures_of
@@ -56,7 +56,7 @@ def write(
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "ranks": figures[0].ranks if figures else None,
         "requests": len(results[0].saved["start_times"]),
         "policies": _policies(turns, results),

@@ -113,7 +113,7 @@ def test_the_simulator_gets_what_was_sent_and_how_it_was_served(
 
 def test_a_rank_for_each_core_within_limits(monkeypatch):
     for cores, expected in ((1, 2), (2, 2), (3, 3), (4, 4), (64, 4)):
-        monkeypatch.setattr(ranks, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(ranks, "usable_cores", lambda cores=cores: cores)
         assert ranks.rank_count() == expected
 
 

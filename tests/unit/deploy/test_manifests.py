@@ -54,6 +54,22 @@ def test_the_schemas_allow_it(document):
     check(document)
 
 
+def test_why_a_pod_does_not_start_can_be_read():
+    """LeaderWorkerSet (0.9) deletes no pod whose doctor fails, and all say why."""
+    served = [document for document in documents() if pods(document)]
+    assert {document["kind"] for document in served} == {
+        "LeaderWorkerSet",
+        "StatefulSet",
+    }
+    for document in served:
+        for pod in pods(document):
+            spec = pod["spec"]
+            for each in spec["initContainers"] + spec["containers"]:
+                assert each["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        if template := document["spec"].get("leaderWorkerTemplate"):
+            assert template["restartPolicy"] == "RecreateGroupAfterStart"
+
+
 @needs("kubectl", "Kubernetes' client")
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_kustomize_builds_what_the_schemas_allow(folder):
@@ -85,6 +101,7 @@ def test_systemd_has_nothing_to_complain_about(tmp_path):
 
 
 ALERTS = DEPLOY / "kubernetes/monitoring/alerts.yaml"
+ALERT_CASES = Path(__file__).with_name("alerts.yaml")
 DASHBOARD = DEPLOY / "grafana/dp-balance.json"
 METRICS = [
     ROOT / "vllm/v1/metrics/loggers.py",
@@ -104,9 +121,13 @@ def test_alerts_and_dashboard_are_over_metrics_that_exist():
 
 
 @needs("promtool", "Debian's prometheus")
-def test_prometheus_takes_the_alerts(tmp_path):
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(yaml.safe_load(ALERTS.read_text())["spec"]))
-    command = ["promtool", "check", "rules", rules]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_each_alert_fires_and_none_where_all_is_well(tmp_path):
+    rules = yaml.safe_load(ALERTS.read_text())["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    cases = shutil.copy(ALERT_CASES, tmp_path)
+    names = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert all(f'alertname="{name}"' in ALERT_CASES.read_text() for name in names)
+    done = subprocess.run(
+        ["promtool", "test", "rules", cases], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr

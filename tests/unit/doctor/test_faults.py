@@ -4,13 +4,14 @@ Machines are made of files, and the command runs as it is installed: `doctor_roo
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from doctor_roots import ASCEND, TCP, FakeMachine, table
 from vllm_balance.doctor.host import interfaces, names
-from vllm_balance.doctor.lines import Diagnosis
+from vllm_balance.doctor.lines import Diagnosis, show
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -50,14 +51,24 @@ def without(package):
     return lambda m: (m.packages / package).rename(m.packages / f"not_{package}")
 
 
-VARIABLES = {  # its value, and the line without its name
-    "ASCEND_RT_VISIBLE_DEVICES": ("1,7", "bad | 1,7 | count from 0"),
-    "HCCL_IF_IP": ("10.0.0.2", "bad | 10.0.0.2 | ip a"),
-    "GLOO_SOCKET_IFNAME": (
-        "bond0",
-        "bad | no bond0 that is up; there are eth0, lo | ip a",
-    ),
-}
+THERE_ARE = "that is up; there are eth0, lo"
+VARIABLES = [  # its name and value, and the line without the name
+    ("ASCEND_RT_VISIBLE_DEVICES", "1,7", "bad | 1,7 | count from 0"),
+    ("ASCEND_RT_VISIBLE_DEVICES", "0, 1", "bad | 0, 1 | count from 0"),
+    ("HCCL_IF_IP", "10.0.0.2", "bad | 10.0.0.2 | ip a"),
+    ("GLOO_SOCKET_IFNAME", "bond0", f"bad | no bond0 {THERE_ARE} | ip a"),
+    ("GLOO_SOCKET_IFNAME", "eth0,bond0", f"bad | no bond0 {THERE_ARE} | ip a"),
+    ("GLOO_SOCKET_IFNAME", "eth0,,lo", f"bad | '' (an empty name) {THERE_ARE} | ip a"),
+    ("GLOO_SOCKET_IFNAME", "eth1", f"warn | no eth1 {THERE_ARE} | ip a"),
+    # Where there is an HCCL_IF_IP, as on this machine, it counts.
+    ("HCCL_SOCKET_IFNAME", "=bond0,ib0", f"warn | no =bond0,ib0 {THERE_ARE} | ip a"),
+    ("HCCL_IF_BASE_PORT", "", "warn | '' | unset it"),
+    ("HCCL_IF_BASE_PORT", "80", "bad | '80' | unset it"),
+    ("HCCL_IF_BASE_PORT", "some", "bad | 'some' | unset it"),
+    ("VLLM_PORT", "tcp://10.0.0.9:8000", "bad | 'tcp://10.0.0.9:8000' | Service"),
+    ("VLLM_PORT", "", "bad | '' | unset it"),
+]
+GREETING = "DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)\n"
 FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     (
         lambda m: m.npu_smi(table("A3", "25.5.1"), "A3"),
@@ -72,8 +83,24 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         "warn | npu-smi | no npu-smi on PATH | mount /usr/local/bin/npu-smi",
     ),
     (
-        lambda m: m.npu_smi("dcmi module initialize failed. ret is -8005", status=255),
-        "bad | npu-smi | status 255 | dmesg",
+        lambda m: m.npu_smi(f"{GREETING}dcmi failed. ret is -8005\n", status=255),
+        "bad | npu-smi | ret is -8005 (status 255) | who uses them",
+    ),
+    (
+        lambda m: m.npu_smi(f"{GREETING}it is used. ret is -8020\n", status=255),
+        "bad | npu-smi | it is used. ret is -8020 | no right to them",
+    ),
+    (
+        lambda m: m.npu_smi("npu-smi: libc_sec.so: cannot open\n", status=127),
+        "bad | npu-smi | libc_sec.so: cannot open (status 127) | lib64 of the host",
+    ),
+    (
+        lambda m: m.npu_smi(f"{GREETING}it is being upgraded\n"),
+        "bad | npu-smi | it is being upgraded | dmesg",
+    ),
+    (
+        lambda m: m.npu_smi("", status=1),
+        "bad | npu-smi | status 1 | dmesg",
     ),
     (
         lambda m: m.npu_smi(table(health="Alarm")),
@@ -82,6 +109,10 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     (
         lambda m: m.npu_smi(table(processes=((4711, "VLLM::Worker", 58000),))),
         "bad | NPU 0 | VLLM::Worker (4711, 58000 MB) | ASCEND_RT_VISIBLE_DEVICES",
+    ),
+    (
+        lambda m: m.npu_smi(table(processes=((4711, "", 58000),))),
+        "bad | NPU 0 | used by process (4711, 58000 MB) | ps -fp PID",
     ),
     (
         lambda m: m.npu_smi(table(used=40000)),
@@ -152,9 +183,13 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
         written("/proc/net/tcp", f"{TCP}   0: 0100007F:EA61 00000000:0000 0A 0\n"),
         "warn | port 60001 | something listens | HCCL_IF_BASE_PORT",
     ),
+    (
+        written("/proc/net/tcp", f"{TCP}   0: 0100007F:EA7F 00000000:0000 0A 0\n"),
+        "warn | port 60031 | something listens | HCCL_IF_BASE_PORT",
+    ),
     *(
         (variable(name, value), line.replace(" | ", f" | {name} | ", 1))
-        for name, (value, line) in VARIABLES.items()
+        for name, value, line in VARIABLES
     ),
 ]
 
@@ -178,6 +213,57 @@ def test_the_fault_is_named_with_its_repair(machine, spoil, line):
     assert {x["what"].rstrip("01") for x in bad} == {what.rstrip("01")}
     assert {x["state"] for x in bad} == {state}
     assert status == (state == "bad")
+
+
+HCCL_RIGHT = ("^docker,virbr", "^=docker0,virbr0", "eth,enp", "=eth0,enp0", "enp,e", "")
+HCCL_WRONG = ("enp,bond", "=eth,enp0", "^=eth0,lo", "^e,l", ",eth0", "eth0,", "^", "^=")
+
+
+@pytest.mark.parametrize("value", HCCL_RIGHT + HCCL_WRONG)
+def test_the_mark_of_hccl_holds_for_its_whole_list(machine, value):
+    """And one name that fits is enough, as its reference says."""
+    machine.variables.update(HCCL_SOCKET_IFNAME=value)
+    del machine.variables["HCCL_IF_IP"]
+    bad = [x["what"] for x in machine.doctor()[1] if x["state"] in ("warn", "bad")]
+    assert bad == ["HCCL_SOCKET_IFNAME"] * (value in HCCL_WRONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth0,lo"),
+        ("GLOO_SOCKET_IFNAME", "eth0,"),
+        ("GLOO_SOCKET_IFNAME", "eth0:1"),
+        ("TP_SOCKET_IFNAME", "of torch's RPC, which nothing here starts"),
+        ("HCCL_HOST_SOCKET_PORT_RANGE", "61000-61050"),
+        ("HCCL_IF_BASE_PORT", "50000"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "1"),
+        ("VLLM_PORT", "9000"),
+    ],
+)
+def test_what_its_owner_takes_is_right(machine, name, value):
+    machine.write("/proc/net/tcp", f"{TCP}   0: 0100007F:EA61 00000000:0000 0A 0\n")
+    ports = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_IF_BASE_PORT")
+    machine.variables.update({ports[1]: "50000", name: value})
+    assert [x for x in machine.doctor()[1] if x["state"] != "ok"] == []
+
+
+def test_a_table_is_read_however_npu_smi_ends(machine):
+    machine.npu_smi(table(), status=1)
+    assert [x for x in machine.doctor()[1] if x["state"] != "ok"] == []
+
+
+def test_the_worst_comes_last_where_a_pods_message_has_it():
+    states = ("ok", "bad", "ok", "unknown", "warn")
+    lines = [Diagnosis(str(i), state, "") for i, state in enumerate(states)]
+    *shown, _ = show(lines, as_json=False).splitlines()
+    assert [line.split()[1] for line in shown] == ["0:", "2:", "3:", "4:", "1:"]
+
+
+def test_a_name_is_not_missed_where_no_interface_can_be_seen(machine):
+    shutil.rmtree(machine.folder / "root/sys/class/net")
+    lines = [x for x in machine.doctor()[1] if x["state"] != "ok"]
+    assert [(x["what"], x["state"]) for x in lines] == [("interfaces", "unknown")]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="must become another user")

@@ -111,6 +111,7 @@ class FakeMachine:
         self.write("/etc/hosts", "127.0.0.1 localhost\n10.0.0.1 head\n")
         self.write("/sys/class/net/eth0/operstate", "up\n")
         self.write("/sys/class/net/lo/operstate", "unknown\n")
+        self.write("/sys/class/net/eth1/operstate", "down\n")
         for i in range(2):
             self.write(f"/dev/davinci{i}", "")
         for name in ("davinci_manager", "devmm_svm", "hisi_hdc"):

@@ -1,5 +1,6 @@
 """A small server on loopback, in a thread of the test."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -7,8 +8,10 @@ from threading import Thread
 
 
 @contextmanager
-def answering(page: Callable[[str, str], str], status: int = 200) -> Iterator[str]:
-    """A server on loopback, as its address.
+def answering(
+    page: Callable[[str, str], str], status: int = 200, cert: str = ""
+) -> Iterator[str]:
+    """A server on loopback, as its address; of TLS with a file of key and certificate.
 
     `page` gets the path and the credentials, or what was posted.
     """
@@ -29,6 +32,10 @@ def answering(page: Callable[[str, str], str], status: int = 200) -> Iterator[st
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as served:
+        if cert:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(cert)
+            served.socket = context.wrap_socket(served.socket, server_side=True)
         Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}"
+        yield f"http{'s' * bool(cert)}://127.0.0.1:{served.server_port}"
         served.shutdown()

@@ -322,6 +322,10 @@ STAMP = "2023-11-16 18:17:33.4"
         ([MOONCAKE[0] | {"output_length": 0}], "no request with an answer"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": 1e300}], "times are 1e.297 s apart"),
         ([MOONCAKE[0], MOONCAKE[0] | {"timestamp": None}], "1 of 2 requests have a t"),
+        (
+            [MOONCAKE[0], {"session_id": "a", "delay": 2000, "input_length": 1}],
+            "line 2: has a delay and no timestamp, as later turns of AIPerf",
+        ),
         ([{"block_size": 0, "requests": []}], "line 1: block_size is 0"),
         ([runs_of(10**30)], "line 1: request 1 of the session cannot be read"),
         ([{"block_size": 64, "requests": [{"in": 5}]}], "line 1: request 1 of the"),

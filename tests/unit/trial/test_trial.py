@@ -247,6 +247,24 @@ def test_the_report_shows_numbers_and_hides_names():
         assert told in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("/data/jane/Qwen3-30B-A3B", "Qwen3-30B-A3B"),
+        ("/data/jane/Qwen3-30B-A3B/", "Qwen3-30B-A3B"),
+        ("../jane/model", "model"),
+        ("s3://bucket/jane/model", "model"),
+        ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
+        ("name", "name"),
+        ("jane/model", "model"),  # a folder that is there
+    ],
+)
+def test_a_model_is_shown_without_its_folder(tmp_path, monkeypatch, name, shown):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jane/model").mkdir(parents=True)
+    assert command.shown_model(name) == shown
+
+
 # ---- Figures and verdict
 
 SAVED = {
@@ -520,7 +538,7 @@ def result(turn: turns.Turn, seconds: float) -> turns.Result:
     return turns.Result(saved, Scrape(2, exchange_us, {}))
 
 
-def test_a_report_has_what_the_turns_say(tmp_path, capsys):
+def test_a_report_has_what_the_turns_say(tmp_path, capsys, monkeypatch):
     folder = turns.Folder(tmp_path)
     folder.prepare({})
     order = turns.order(["off", "adaptive"], 3)
@@ -528,6 +546,7 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
         folder.file(turn, ".steps").write_text(steps_log())
     results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
     about = {"command": "vllm-balance trial", "device": "Ascend910B3"}
+    monkeypatch.setattr(report, "usable_cores", lambda: 3)
     report.write(folder, order, results, about)
     found = json.loads((folder.report / "report.json").read_text())
     adaptive = found["policies"]["adaptive"]
@@ -540,7 +559,7 @@ def test_a_report_has_what_the_turns_say(tmp_path, capsys):
     verdict = "adaptive: requests end 18.3% earlier than with off (16.7% earlier"
     assert verdict in page
     assert verdict in capsys.readouterr().out
-    assert "Ascend910B3" in page
+    assert "Ascend910B3; 3 cores" in page
     assert (found["ranks"], found["requests"]) == (2, 2)
     # Both requests were sent before the first answer: nothing is steady.
     assert "| output tokens per second |" not in page

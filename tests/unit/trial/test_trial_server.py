@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
 
 from small_server import answering
+from vllm_balance.cli import main
 from vllm_balance.errors import UsageError
 from vllm_balance.server_api import Endpoint, go_past_proxies
 from vllm_balance.simulator.cost_from import cost_of
@@ -252,6 +255,29 @@ def test_who_does_not_answer_is_told_with_the_reason(port, monkeypatch):
         secure = Endpoint(url.replace("http", "https"))
         with pytest.raises(UsageError, match=r"/metrics: no answer \("):
             secure.figures()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_one_variable_names_a_private_authority(tmp_path, monkeypatch, capsys):
+    """For the trial, its load, and the command that switches."""
+    both, cert = tmp_path / "both.pem", tmp_path / "cert.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=a -days 2 -addext "
+    words += f"subjectAltName=IP:127.0.0.1 -keyout {both} -out {cert}"
+    subprocess.run(words.split(), check=True, capture_output=True)
+    both.write_text(both.read_text() + cert.read_text())
+    state = json.dumps({"policy": "off", "wanted": "off", "running": True})
+    monkeypatch.setenv("BALANCE_OPERATOR_KEY", "ours")
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(lambda *_: state, cert=str(both)) as url:
+        with pytest.raises(UsageError, match=r"authority in SSL_CERT_FILE, or add --i"):
+            Endpoint(url).policy()
+        assert main(["policy", url]) == 1
+        assert "name its authority in SSL_CERT_FILE" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        assert Endpoint(url).policy() == "off"
+        assert main(["policy", url]) == 0
+        assert Endpoint(url, insecure=True).policy() == "off"
 
 
 @pytest.mark.parametrize("listed", ["", "example.com", "*"])

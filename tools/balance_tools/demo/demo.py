@@ -27,6 +27,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
+from vllm_balance.cores import usable_cores
 
 POLICIES = ("off", "adaptive")
 ROUNDS, PROMPTS = 3, 32
@@ -43,7 +44,7 @@ def say(text: str) -> None:
 def demo(paths: Paths) -> None:
     """Run the whole demonstration; it fails if an answer is not right."""
     folder = paths.build / "demo"
-    hidden = what_is_hidden(ranks.cores(), ranks.load_average())
+    hidden = what_is_hidden(usable_cores(), ranks.load_average())
     remove_tree(folder)
     folder.mkdir(parents=True)
     say("Building the reference wheel (vLLM, our patches, the reference platform)")

@@ -20,20 +20,16 @@ from typing import Any
 
 from balance_tools.errors import ToolError
 from balance_tools.run import tail_of, to_log
+from vllm_balance.cores import usable_cores
 
 CLIENTS, SLOTS, STEP_TOKENS = 8, 8, 1024
 """For each rank: requests in flight, most that run at once, and tokens of a step."""
 FEWEST, MOST = 2, 4
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def rank_count() -> int:
     """One for each core, within limits."""
-    return min(MOST, max(FEWEST, cores()))
+    return min(MOST, max(FEWEST, usable_cores()))
 
 
 def _cpu() -> dict[str, str]:
@@ -54,7 +50,7 @@ def machine() -> str:
     name = cpu.get("model name") or platform.processor() or "unknown"
     if "cpu family" in cpu:
         name += f" (family {cpu['cpu family']}, model {cpu['model']})"
-    return f"{cores()} cores of {name}, {platform.machine()}"
+    return f"{usable_cores()} cores of {name}, {platform.machine()}"
 
 
 LAYERS, DENSE = 4, 2

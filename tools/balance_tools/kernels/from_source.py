@@ -18,6 +18,7 @@ from balance_tools.paths import Paths
 from balance_tools.progress import progress
 from balance_tools.upstream.lock import Lock
 from balance_tools.upstream.pristine import ensure_pristine
+from vllm_balance.cores import usable_cores
 
 COPIED = (".gitmodules", "CMakeLists.txt", "cmake", "csrc")
 """Files of the sdist that upstream's build reads, beside the package's folder."""
@@ -52,7 +53,7 @@ def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> No
     source, build, log = work / "source", work / "superbuild", work / "build.log"
     definitions = {
         "KERNELS_SOURCE": source,
-        "KERNELS_JOBS": os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)),
+        "KERNELS_JOBS": os.environ.get("MAX_JOBS") or usable_cores(),
         "SOC_VERSION": soc,
         **toolchain.definitions,
     }

@@ -16,6 +16,7 @@ from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
 from balance_tools.rebase.answers import answers_markdown
+from balance_tools.rebase.limits import limits_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.merge import Merged, write_merged
 from balance_tools.rebase.move import Moved, Own
@@ -105,10 +106,11 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     judged = judge(paths, lock, line.own if line else {}, folder / "patches")
     every, wrong, status = judged.every, judged.wrong, judged.status
     report = folder / "report.md"
-    advisories = answers_markdown(paths, lock.vllm.version, every)
+    for_users = answers_markdown(paths, lock.vllm.version, every)
+    for_users += limits_markdown(paths, every)
     undecided = [one for moved in every for one in moved.undecided]
     merged = write_merged(undecided, folder / "merged")
-    write_atomically(report, markdown(every, wrong, advisories, merged))
+    write_atomically(report, markdown(every, wrong, for_users, merged))
     if status.needs_human:
         _ask(report, every, wrong, merged, name)
         return status.exit_code
@@ -201,12 +203,12 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
 def markdown(
     every: Sequence[Moved],
     wrong: Sequence[Finding],
-    advisories: Sequence[str],
+    for_users: Sequence[str],
     merged: Merged,
 ) -> str:
     """Return the report: each patch and hook, what upstream changed, what is wrong.
 
-    `advisories` is the lines about published vulnerabilities.
+    `for_users` is the lines about published vulnerabilities and limits.
     """
     labels = ", ".join(f"{moved.old.name} → {moved.new.name}" for moved in every)
     lines = [f"# Rebase: {labels}", ""]
@@ -222,7 +224,7 @@ def markdown(
         lines += [f"- {note}" for note in notes] + [""] * bool(notes and result.hooks)
         if result.hooks:
             lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
-    lines += [*advisories, "", "## What upstream changed around the series"]
+    lines += [*for_users, "", "## What upstream changed around the series"]
     for moved in every:
         lines += drift(moved.series, Modules(moved.old), Modules(moved.new))
     if wrong:

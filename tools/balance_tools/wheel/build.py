@@ -32,6 +32,7 @@ from balance_tools.progress import progress
 from balance_tools.run import tail_of, to_log
 from balance_tools.upstream.lock import load_lock
 from balance_tools.vendoring.vendor import vendor
+from vllm_balance.cores import usable_cores
 
 ALL = [
     Choice(),
@@ -73,7 +74,7 @@ def build_wheels(paths: Paths, choices: Sequence[Choice], out: Path) -> list[Pat
         names = ", ".join(choice.name for choice in choices)
         with (
             progress(f"building {names}", len(choices), "wheel") as report,
-            ThreadPoolExecutor(os.cpu_count()) as pool,
+            ThreadPoolExecutor(usable_cores()) as pool,
         ):
             built = []
             for made in pool.map(partial(_run_build, paths), choices):
@@ -92,7 +93,9 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += ["--outdir", str(out), str(paths.root)]
-    status = to_log(command, log, env=os.environ | choice.environment())
+    # What would have setuptools take another distutils, which writes other metadata.
+    own = {k: v for k, v in os.environ.items() if not k.startswith("SETUPTOOLS_")}
+    status = to_log(command, log, env=own | choice.environment())
     if status != 0:
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):

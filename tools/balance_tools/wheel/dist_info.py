@@ -41,7 +41,7 @@ def write_dist_infos(plan: WheelPlan, folder: Path) -> None:
     message = _metadata(plan, GUARD, plan.version)
     message.add_header("Summary", f"Part of {whole}: what was built, intact?")
     message.set_payload(f"To uninstall all of it: pip uninstall {plan.settings.name}\n")
-    _write(folder, OURS, message, plan.settings.guard_entry_points)
+    _write(plan, folder, OURS, message, plan.settings.guard_entry_points)
     if plan.has_plugin:
         upstream = plan.upstreams[PLUGIN]
         message = _metadata(plan, upstream.name, plan.version_of(PLUGIN))
@@ -49,7 +49,7 @@ def write_dist_infos(plan: WheelPlan, folder: Path) -> None:
             for value in values_of(upstream, header):
                 message.add_header(header, value)
         message.set_payload(f"Part of {whole}, which carries this plugin.\n")
-        _write(folder, PLUGIN, message, entry_points_of(upstream))
+        _write(plan, folder, PLUGIN, message, entry_points_of(upstream))
 
 
 def _metadata(plan: WheelPlan, name: str, version: str) -> Message:
@@ -62,12 +62,22 @@ def _metadata(plan: WheelPlan, name: str, version: str) -> Message:
 
 
 def _write(
-    folder: Path, package: str, metadata: Message, entry_points: EntryPoints
+    plan: WheelPlan,
+    folder: Path,
+    package: str,
+    metadata: Message,
+    entry_points: EntryPoints,
 ) -> None:
     """Write the dist-info by which `package` is imported."""
     info = folder / f"{package}-{metadata['Version']}.dist-info"
     info.mkdir(parents=True)
+    wheel = Message()  # without it uv calls the environment broken
+    wheel["Wheel-Version"] = "1.0"
+    wheel["Generator"] = OURS.replace("_", "-")
+    wheel["Root-Is-Purelib"] = str(not plan.has_plugin).lower()
+    wheel["Tag"] = "-".join(plan.tag)
     texts = {
+        "WHEEL": wheel.as_string(),
         "METADATA": metadata.as_string(),
         "entry_points.txt": render_entry_points(entry_points),
         "top_level.txt": f"{package}\n",

@@ -23,14 +23,15 @@ from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
 from balance_tools.wheel.upstream_metadata import extras_of
 
-# 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel.
+# 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel,
+# nor one that the builder has set.
 EPOCH = "315532800"
 FILE_MODE, SCRIPT_MODE = 0o644, 0o755
 
 
 def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
     """The keyword arguments of setuptools.setup()."""
-    os.environ["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH", EPOCH)
+    os.environ["SOURCE_DATE_EPOCH"] = EPOCH
     upstream = plan.upstreams[plan.target.packages[0]]
     work = plan.paths.build / "wheel" / plan.choice.name
     # setuptools packs whatever an earlier build left in its folders.
@@ -57,7 +58,7 @@ def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
         "extras_require": extras_of(upstream),
         "entry_points": render_entry_points(plan.entry_points),
         "zip_safe": False,
-        "distclass": BinaryDistribution if plan.has_plugin else Distribution,
+        "distclass": BinaryDistribution if plan.has_plugin else OurDistribution,
         "cmdclass": {"bdist_wheel": wheel_command(plan)},
         "options": {
             "build": {"build_base": str(work)},
@@ -67,7 +68,15 @@ def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
     }
 
 
-class BinaryDistribution(Distribution):
+class OurDistribution(Distribution):
+    """Takes no option from files of the builder, the machine or the interpreter."""
+
+    def find_config_files(self) -> list[str]:
+        """None; `~/.pydistutils.cfg` could compress the wheel in another way."""
+        return []
+
+
+class BinaryDistribution(OurDistribution):
     """Makes setuptools treat the packages as tied to a platform."""
 
     def has_ext_modules(self) -> bool:

@@ -204,6 +204,12 @@ def _json_lines(path: Path, lines: Iterator[str]) -> Lines:
                 raise UsageError(f"{where}: no JSON ({error}); {EXPECTED}.") from None
             if not isinstance(item, dict):
                 raise UsageError(f"{where}: is {item!r:.40}; {EXPECTED}.")
+            if "delay" in item and "session_id" in item and "timestamp" not in item:
+                raise UsageError(
+                    f"{where}: has a delay and no timestamp, as later turns of AIPerf "
+                    "have; give each turn the time at which it was sent, or sessions "
+                    "as those of kv-cache-tester."
+                )
             yield where, item
 
 
