@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from vllm_balance.policy import KEY
+
 from ..arguments import real, whole
 from ..errors import UsageError
 from ..policies import BALANCE, server_options
 from ..results import versions
 from . import report
-from .endpoint import KEY, Endpoint, go_past_proxies
-from .load import Load, Parser
+from .endpoint import Endpoint, go_past_proxies
+from .load import HASH_SEED, LOADS_SEED, Load, Parser
 from .serving import Ours, Running, Started
 from .turns import LEAST_ROUNDS, Folder, order, run
 from .verdict import MOST_ROUNDS
@@ -105,6 +107,9 @@ def main(args: argparse.Namespace) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    if HASH_SEED not in os.environ:  # which Python reads when it starts
+        os.environ[HASH_SEED] = LOADS_SEED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -138,6 +143,7 @@ def trial(given: Given) -> None:
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
     what = [*given.load, serve, deployments, policies, args.restart]
+    what.append(os.environ.get(HASH_SEED))
     folder.prepare([*what, versions()])
     turns = order(policies, MOST_ROUNDS if args.minutes else args.rounds)
     with server:
