@@ -4,6 +4,8 @@ None of these would harm a server without our patches: the model is so small tha
 ids of tokens are none of it, and the compiler that refuses a grammar is of the tests.
 """
 
+from pathlib import Path
+
 import pytest
 
 from hostile_scheduler import REFUSED
@@ -25,7 +27,8 @@ REQUESTS = [
 def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
     options = ("-dp", "2", "--data-parallel-balance", policy, "--max-model-len", "256")
     options += ("--async-scheduling", "--scheduler-cls", "hostile_scheduler.Refusing")
-    with Server(tmp_path, moe_model, *options, forked=True) as server:
+    path = {"PYTHONPATH": str(Path(__file__).parent)}
+    with Server(tmp_path, moe_model, *options, environment=path) as server:
         for rank in (-1, 2):
             assert server.ask(rank, **GOOD).status_code == 400
         for change, status in REQUESTS:

@@ -222,13 +222,13 @@ def test_each_turn_has_a_salt_and_each_round_its_seed(tmp_path, monkeypatch):
 DRAWS = """
 import argparse
 from types import SimpleNamespace
-from vllm.benchmarks.datasets.datasets import TimedTraceDataset
 from vllm.benchmarks.dp_balance.trial import command
 
 def trial(given):
+    from vllm.benchmarks.datasets.datasets import TimedTrace
     words = {f"w{i}": i for i in range(1000)}
     tokenizer = SimpleNamespace(get_vocab=lambda: words, all_special_ids=[])
-    trace = TimedTraceDataset.__new__(TimedTraceDataset)
+    trace = TimedTrace.__new__(TimedTrace)
     trace.chunk_size, trace._expanded_generated_prompts = 16, {}
     print(trace._expand_prompt([5, 6], 32, tokenizer))
 
@@ -237,15 +237,16 @@ command.main(argparse.Namespace(words=[]))
 """
 
 
-def test_a_trial_that_goes_on_sends_the_same_prompts_of_a_trace():
+def test_a_trial_that_goes_on_sends_the_same_prompts_of_a_trace(tmp_path):
     """Though vLLM draws them by Python's hash, another one in each process."""
     variables = {k: v for k, v in os.environ.items() if k != HASH_SEED}
-    drawn = [
-        subprocess.check_output([sys.executable, "-c", DRAWS], env=variables)
+    command = [sys.executable, "-c", DRAWS]
+    first, second = (
+        subprocess.check_output(command, env=variables, cwd=tmp_path).splitlines()[-1]
         for _ in range(2)
-    ]
-    assert drawn[0] == drawn[1]
-    assert drawn[0].startswith(b"[")
+    )
+    assert first == second
+    assert first.startswith(b"[")
 
 
 def test_a_command_that_is_none_is_refused(trial):
