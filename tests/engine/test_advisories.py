@@ -65,7 +65,7 @@ REFUSED = [
     (constraint(choice=["x" * 41]), MANY),
     (constraint(grammar='root ::= "' + "x" * 41 + '"'), MANY),
     (constraint(grammar='root ::= ("a" | "b"){1,41}'), MANY),
-    (constraint(grammar="root ::= a{1,41}" + " " * 30), MANY),
+    (constraint(grammar="root ::= a{1,99}" + " " * 30), MANY),
     (
         {
             "response_format": {
