@@ -47,8 +47,8 @@ def page(paths: Paths, text: str) -> str:
     """
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
-    answer = f"Of {len(pin)} vulnerabilities of vLLM {lock.vllm.version} that were "
-    answer += f"published until {known.gathered}, {summary(pin)}"
+    answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
+    answer += f"{known.gathered} and may be in {lock.vllm.version}, {summary(pin)}"
     for mark, written in ((ANSWER, answer), (TABLES, _tables(paths, known, pin))):
         before, start, rest = text.partition(mark)
         _, end, after = rest.partition(END)
