@@ -55,7 +55,7 @@ class BuildInfo:
     """The text of the lock."""
     advisories: Mapping[str, Mapping[str, str]]
     """Published vulnerability to its `cve`, its `severity`, the `state` of this wheel
-    (`open`, `mended here`, `not affected`, `mended upstream`) and the `answer`."""
+    (`open`, `fixed here`, `not affected`, `fixed upstream`) and the `answer`."""
     advisories_gathered: str
     """The day until which they were gathered."""
 

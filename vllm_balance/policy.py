@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from vllm_balance.core.policies.wishes import NAMES
 
 KEY = "BALANCE_OPERATOR_KEY"
-"""The variable with the key to `PATH`; see `operators.py` of the balance package."""
+"""The variable with the key. Not VLLM_…: upstream warns of those that it does not
+know."""
 PATH = "/balance_policy"
 ANSWER_S = 30.0
 """A rank answers between two steps."""
@@ -27,6 +28,21 @@ PAUSE_S = 0.2
 
 class RefusedError(Exception):
     """Says what is wrong, and what to do."""
+
+
+def key_of(variable: str) -> str:
+    """The key in a variable, without the newline with which files and Secrets end.
+
+    Raises:
+        ValueError: no header can have it. The key is not in the text.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(
+            f"{variable}: expected one line of ASCII letters, digits and signs, found "
+            "other characters; make a new key, as with `openssl rand -hex 32`"
+        )
+    return key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +112,10 @@ def _ask(url: str, name: str | None = None) -> dict[str, Any]:
         host = None
     if not host:
         raise RefusedError("expected a URL as http://HOST:PORT, of an API server")
-    key = os.environ.get(KEY, "")
+    try:
+        key = key_of(KEY)
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
     if not key:
         raise RefusedError(f"set {KEY} to the key that the server was started with")
     try:

@@ -15,7 +15,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from .errors import UsageError
-from .policy import KEY, PATH
+from .policy import KEY, PATH, key_of
 
 SECONDS = 30.0
 GATE = "vllm:dp_balance_"
@@ -24,9 +24,12 @@ DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
 STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
+READ = (STATISTICS, DECISIONS, COSTS, EXCHANGE_SUM, EXCHANGES)
+"""What is read of /metrics; a parser takes a second for all that 64 ranks say."""
 SWITCH_S, PAUSE_S = 60.0, 0.2
 """How long the ranks may take to switch, and between two looks."""
-CLIENT_KEY = "set OPENAI_API_KEY, or give a --header to the load"
+CLIENTS = "OPENAI_API_KEY"
+CLIENT_KEY = f"set {CLIENTS}, or give a --header to the load"
 REPAIRS = {
     401: CLIENT_KEY,
     403: CLIENT_KEY,
@@ -87,7 +90,7 @@ class Endpoint:
             insecure: whether certificates are not looked at.
 
         Raises:
-            UsageError: it is no address.
+            UsageError: it is no address, or a key or header cannot be sent.
         """
         self.url = url.rstrip("/")
         try:
@@ -103,14 +106,17 @@ class Endpoint:
             )
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
-        key = os.environ.get("OPENAI_API_KEY")
-        self.keeps_prefixes = False
-        """Whether a turn could find in the KV cache what one before it has sent."""
+        key = _key(CLIENTS)
         self._before: _Counts | None = None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         for text in header:
             name, _, value = text.partition("=")
             self.headers[name.strip()] = value.strip()
+            if not (text.isascii() and value.strip().isprintable()):
+                raise UsageError(
+                    f"--header {name!a}: give one line of ASCII letters, digits "
+                    "and signs."
+                )
         self.verify = not insecure
         # The load's client knows this variable, and `requests` does not.
         verify = self.verify and (os.environ.get("SSL_CERT_FILE") or True)
@@ -167,14 +173,15 @@ class Endpoint:
         """
         counts = _Counts(*(defaultdict(float) for _ in _Counts._fields))
         costs: dict[str, list[float]] = defaultdict(list)
-        ranks, policies, has_gate = set(), set(), False
-        text = self._get("/metrics").text
+        ranks, policies = set(), set()
+        lines = self._get("/metrics").text.splitlines()
+        has_gate = any(line.startswith(GATE) for line in lines)
+        read = "\n".join(line for line in lines if line.startswith(READ))
         try:
-            families = [*text_string_to_metric_families(text)]
+            families = [*text_string_to_metric_families(read)]
         except ValueError:  # it is a page of something else
             families = []
         for family in families:
-            has_gate |= family.name.startswith(GATE)
             for sample in family.samples:
                 labels = sample.labels
                 if sample.name == STATISTICS:
@@ -248,12 +255,8 @@ class Endpoint:
         self.figures()
         self._before = self._counts
 
-    def forget_prefixes(self) -> None:
-        """Empties the prefix caches of a server in vLLM's mode for developers."""
-        self._call("POST", "/reset_prefix_cache")
-
     def _policy(self, method: str, **more: Any) -> Any:
-        headers = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+        headers = {"Authorization": f"Bearer {_key(KEY)}"}
         more |= {"headers": headers, "repairs": TO_SWITCH}
         return self._call(method, PATH, **more).json()
 
@@ -289,6 +292,21 @@ class Endpoint:
         if not answer.ok:
             raise UsageError(f"{_refusal(url, answer, repairs)}.{self.way}")
         return answer
+
+
+def _key(variable: str) -> str:
+    """A key of the environment, where `vllm bench serve` finds it as it is sent.
+
+    Raises:
+        UsageError: no header can have it.
+    """
+    try:
+        key = key_of(variable)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
+    if key:
+        os.environ[variable] = key
+    return key
 
 
 class _Counts(NamedTuple):

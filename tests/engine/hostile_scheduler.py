@@ -8,6 +8,9 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+REFUSED = "[ab]d"
+"""A grammar that the compiler of `Refusing` does not take, though any other does."""
+
 FOLDER = "HOSTILE_FOLDER"
 """The variable with the folder of what they write."""
 
@@ -63,3 +66,19 @@ class Begun(AsyncScheduler):
             return output
 
         self.schedule = counted  # type: ignore[method-assign]
+
+
+class Refusing(AsyncScheduler):
+    """Its compiler refuses a grammar that the front-end has accepted."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        manager = self.structured_output_manager
+        create = manager._create_grammar
+
+        def refuse(request: Any) -> Any:
+            if REFUSED in str(request.structured_output_request.structured_output_key):
+                raise ValueError("refused")
+            return create(request)
+
+        manager._create_grammar = refuse

@@ -1,4 +1,7 @@
-"""Published vulnerabilities: what comes is refused, and others are served."""
+"""Published vulnerabilities: what comes is refused, and others are served.
+
+The limits are so low that nothing here would cost a server anything.
+"""
 
 import json
 import multiprocessing
@@ -44,48 +47,50 @@ def words(count):
 
 LONG, MANY = "VLLM_MAX_GRAMMAR_BYTES", "VLLM_MAX_GRAMMAR_STATES"
 COUNTED = {"type": "array", "items": {"type": "integer"}}
+PROMPTS, SALT = "VLLM_MAX_COMPLETION_PROMPTS", "VLLM_MAX_CACHE_SALT_LENGTH"
+LIMITS = {LONG: "400", MANY: "40", PROMPTS: "3", SALT: "8"}
 REFUSED = [
     # GHSA-rwxx-mrjm-wc2m, and schemas, grammars and choices with it.
-    (constraint(regex="(" + "|".join(words(20_000)) + ")*"), MANY),
-    (constraint(regex=r"(\p{L}|\p{N}){1,3000}"), MANY),
-    (constraint(regex="((a{1,100}){1,100}){1,100}"), MANY),
-    (constraint(json={"enum": words(100_000)}), LONG),
-    (constraint(json=nested(6, 6)), LONG),
-    (constraint(json=json.dumps(nested(6, 6))), LONG),
-    (constraint(json=COUNTED | {"minItems": 1, "maxItems": 10**6}), MANY),
-    (constraint(json={"type": "string", "maxLength": 10**9}), MANY),
-    (constraint(json={"type": "string", "pattern": "a{1,30000}"}), MANY),
-    (constraint(json={"const": "x" * 100_000}), MANY),
-    (constraint(choice=words(50_000)), LONG),
-    (constraint(choice=["x" * 100_000]), MANY),
-    (constraint(grammar='root ::= "' + "x" * 100_000 + '"'), MANY),
-    (constraint(grammar='root ::= ("a" | "b"){1,100000}'), MANY),
-    (constraint(grammar="root ::= a{1,100000}" + " " * 30_000), MANY),
+    (constraint(regex="(" + "|".join(words(6)) + ")*"), MANY),
+    (constraint(regex=r"(\p{L}|\p{N}){1,2}"), MANY),
+    (constraint(regex="((a{1,4}){1,4}){1,4}"), MANY),
+    (constraint(json={"enum": words(40)}), LONG),
+    (constraint(json=nested(2, 3)), LONG),
+    (constraint(json=json.dumps(nested(2, 3))), LONG),
+    (constraint(json=COUNTED | {"minItems": 1, "maxItems": 41}), MANY),
+    (constraint(json={"type": "string", "maxLength": 41}), MANY),
+    (constraint(json={"type": "string", "pattern": "a{1,41}"}), MANY),
+    (constraint(json={"const": "x" * 41}), MANY),
+    (constraint(choice=words(50)), LONG),
+    (constraint(choice=["x" * 41]), MANY),
+    (constraint(grammar='root ::= "' + "x" * 41 + '"'), MANY),
+    (constraint(grammar='root ::= ("a" | "b"){1,41}'), MANY),
+    (constraint(grammar="root ::= a{1,99}" + " " * 30), MANY),
     (
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "n", "schema": nested(6, 6)},
+                "json_schema": {"name": "n", "schema": nested(2, 3)},
             }
         },
         LONG,
     ),
     # GHSA-87x5-vmc3-756j
-    ({"prompt": ["a"] * 20_000, "max_tokens": 1}, "VLLM_MAX_COMPLETION_PROMPTS"),
-    ({"prompt": [[5]] * 20_000, "max_tokens": 1}, "VLLM_MAX_COMPLETION_PROMPTS"),
+    ({"prompt": ["a"] * 4, "max_tokens": 1}, PROMPTS),
+    ({"prompt": [[5]] * 4, "max_tokens": 1}, PROMPTS),
     # GHSA-wpww-v874-ph2p
-    ({"cache_salt": "s" * 1025}, "VLLM_MAX_CACHE_SALT_LENGTH"),
+    ({"cache_salt": "s" * 9}, SALT),
 ]
 """What upstream 0.23.0 takes, and what the refusal names."""
 TAKEN = [
     REGEX,
-    constraint(json=nested(4, 4)),
-    constraint(json=json.dumps({"enum": words(2_000)})),
-    constraint(json=COUNTED | {"maxItems": 500}),
-    constraint(choice=words(2_000)),
+    constraint(json=nested(2, 2)),
+    constraint(json=json.dumps({"enum": words(20)})),
+    constraint(json=COUNTED | {"maxItems": 40}),
+    constraint(choice=words(20)),
     {"prompt": [[5, 6]] * 3},
     {"prompt": list(range(5, 200))},
-    {"cache_salt": "s" * 1024},
+    {"cache_salt": "s" * 8},
 ]
 """What stays within the limits."""
 
@@ -97,7 +102,8 @@ TAKEN = [
 def server(request, moe_model, tmp_path_factory):
     options = ("-dp", "2", "--data-parallel-balance", request.param)
     folder = tmp_path_factory.mktemp("server")
-    with Server(folder, moe_model, *options, "--max-model-len", "4096") as server:
+    options += ("--max-model-len", "4096")
+    with Server(folder, moe_model, *options, environment=LIMITS) as server:
         assert server.ask(0, **GOOD | REGEX).status_code == 200
         yield server
 
@@ -132,7 +138,7 @@ def test_no_request_says_how_media_are_read(server, path, prompt, name):
     """GHSA-h3rc-6mm3-gc2m, GHSA-gx7p-2j49-hfq4, GHSA-4m6g-h9mv-wqjc and -58v5-…"""
     message = {"role": "user", "content": "a"}
     body = {"model": str(server.model), prompt: [message]}
-    answer = server.post(path, body | {name: {"video": {"num_frames": -1}}})
+    answer = server.post(path, body | {name: {"video": {"num_frames": 4}}})
     assert answer.status_code == 400, answer.text
     assert name in answer.json()["error"]["message"]
     assert server.post(path, body).status_code == 200
@@ -200,17 +206,6 @@ def test_a_minute_of_all_at_once_beside_twenty_others(server):
                 f"beside {len(statuses)} requests of the table: {len(taken)} answers, "
                 f"median {median * 1000:.0f} ms, 99th of 100 {last * 1000:.0f} ms"
             )
-
-
-def test_a_negative_token_id_is_refused_by_a_pooling_model(dense_model, tmp_path):
-    """GHSA-25q3-v2hm-8vpf"""
-    options = ("--runner", "pooling", "--convert", "embed")
-    with Server(tmp_path, dense_model, *options) as server:
-        for path in ("/v1/embeddings", "/pooling"):
-            for prompt, status in (([5, -7], 400), ([5, 6], 200)):
-                body = {"model": str(dense_model), "input": prompt}
-                answer = server.post(path, body)
-                assert answer.status_code == status, answer.text
 
 
 def test_prompt_logprobs_are_computed_where_a_connector_has_the_prefix(

@@ -54,12 +54,16 @@ async def stream(one, times, answered):
         answered.clear()
 
 
-async def ask(asked, name, prompt, output, rank=None, inputs=1, lora=None, **sampling):
+async def ask(
+    asked, name, prompt, output, rank=None, inputs=1, lora=None, salt=None, **sampling
+):
     """Waits for the answer. With several inputs, the prompt goes on after each."""
     parameters = SamplingParams(
         max_tokens=output, ignore_eos=True, detokenize=False, **sampling
     )
     prompts, answered = {"prompt_token_ids": prompt}, asyncio.Event()
+    if salt is not None:
+        prompts["cache_salt"] = salt
     if inputs > 1:
         prompts = stream(StreamingInput(prompts), inputs, answered)
     answers = asked.generate(
@@ -131,7 +135,14 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
     asyncio.run(serve())
 
 
-def test_a_prompt_with_an_adapter_is_another_prompt(moe_model):
+@pytest.mark.parametrize(
+    "of",
+    [{"lora": LoRARequest("adapter", 1, "/none")}, {"salt": "turn"}],
+    ids=["adapter", "salt"],
+)
+def test_a_prompt_with_an_adapter_or_a_salt_is_another_prompt(moe_model, of):
+    """The turns of a trial have salts: none is sent where another's prompts are."""
+
     async def serve():
         adapted = {
             "enable_lora": True,
@@ -141,9 +152,8 @@ def test_a_prompt_with_an_adapter_is_another_prompt(moe_model):
         async with engine(moe_model, 0.01, block_size=16, **adapted) as asked:
             chosen = ranks_chosen(asked)
             await ask(asked, "plain", grown(0, 0), 2, rank=2)
-            lora = LoRARequest("adapter", 1, "/none")
             for turn in range(2):
-                await ask(asked, f"{turn}", grown(0, 0), 2, lora=lora)
+                await ask(asked, f"{turn}", grown(0, 0), 2, **of)
             await ask(asked, "plain again", grown(0, 1), 2)
             assert chosen[1:] == [0, 0, 2]
 

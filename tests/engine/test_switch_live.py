@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from vllm.config import ParallelConfig
+from vllm.v1.core.sched.balance.front import operators
 
 from hostile_clients import rank_pids
 from test_greedy_equality import CAP, assert_equal
@@ -106,7 +108,7 @@ def test_clients_cannot_tell_or_change_it(server, method, said):
     )
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"policy": "best"}', "{" * 2000])
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"policy": "best"}', "{"])
 def test_what_names_no_policy_is_refused(server, body):
     before = policy(server.url)
     answer = direct(
@@ -119,6 +121,19 @@ def test_what_names_no_policy_is_refused(server, body):
     message = answer.json()["error"]["message"]
     assert message == 'expected {"policy": NAME}, one of off, cap, align, adaptive'
     assert policy(server.url) == before
+
+
+def test_a_key_is_read_without_its_newline_or_refused_before_a_model_is_loaded(
+    monkeypatch,
+):
+    """With which files and Secrets end; a server with such a key refused everybody."""
+    monkeypatch.setenv(KEY, f"{SECRET[KEY]}\n")
+    operators._check_key(f"Bearer {SECRET[KEY]}")
+    for bad in ("hunter\n2", "hünter", "鍵"):
+        monkeypatch.setenv(KEY, bad)
+        with pytest.raises(ValueError, match=f"{KEY}: expected one line") as error:
+            ParallelConfig()
+        assert bad not in str(error.value)
 
 
 DEVICE = {"t0": 0.005, "a": 0.0, "b": 0.00002, "c": 0.001}

@@ -1,5 +1,6 @@
 """`vllm-balance trial` as an operator runs it, on the emulated device."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from vllm.benchmarks import serve as bench_serve
 
 from vllm_balance.doctor import serve as serve_module
 from vllm_balance.doctor.plan import Plan
@@ -22,7 +24,7 @@ from vllm_balance.errors import UsageError
 from vllm_balance.policy import KEY
 from vllm_balance.server_api import Endpoint
 from vllm_balance.trial import command
-from vllm_balance.trial.load import Load
+from vllm_balance.trial.load import HASH_SEED, Load
 from vllm_server import Server, free_port
 
 RANKS = 2
@@ -36,7 +38,6 @@ SERVE = [
     "256",
     "--max-model-len",
     "1024",
-    "--no-enable-prefix-caching",
     "--additional-config",
     json.dumps({"emulated_device": DEVICE}),
 ]
@@ -166,6 +167,9 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
     with trial.running(*LOAD, serve=serve) as process:
         trial.wait_for("all.steps", "Iteration(")
         for server in trial.servers():
+            variables = server.environ()
+            assert "VLLM_SERVER_DEV_MODE" not in variables, "it is for everybody"
+            assert HASH_SEED not in variables
             server.kill()
         said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 2
@@ -193,6 +197,55 @@ def test_it_is_stopped_loses_its_server_goes_on_and_reports(trial, certificate):
 
     other = trial.run(*LOAD, "--request-rate", "3", serve=serve)
     assert "or the turns of another trial" in error_of(other.stderr)
+
+
+def test_each_turn_has_a_salt_and_each_round_its_seed(tmp_path, monkeypatch):
+    """So no turn finds in a prefix cache, or has a dispatch believe, what one sent."""
+    sent = []
+
+    async def main_async(args):
+        sent.append((args.seed, args.extra_body.pop("cache_salt"), args.extra_body))
+        return {}
+
+    monkeypatch.setattr(bench_serve, "main_async", main_async)
+    words = ["--model", "m", "--seed", "7", "--extra-body", '{"top_k": 1}']
+    load = Load(words, tmp_path / "load.log", show_progress=False)
+    for number in (0, 0, 1):
+        asyncio.run(load.send(Endpoint("http://h:1"), number))
+    assert [(seed, body) for seed, _, body in sent] == [
+        (seed, {"top_k": 1}) for seed in (7, 7, 8)
+    ]
+    assert len({salt for _, salt, _ in sent}) == 3
+
+
+DRAWS = """
+import argparse
+from types import SimpleNamespace
+from vllm_balance.trial import command
+
+def trial(given):
+    from vllm.benchmarks.datasets.datasets import TimedTrace
+    words = {f"w{i}": i for i in range(1000)}
+    tokenizer = SimpleNamespace(get_vocab=lambda: words, all_special_ids=[])
+    trace = TimedTrace.__new__(TimedTrace)
+    trace.chunk_size, trace._expanded_generated_prompts = 16, {}
+    print(trace._expand_prompt([5, 6], 32, tokenizer))
+
+command.trial = trial
+command.main(argparse.Namespace(words=[]))
+"""
+
+
+def test_a_trial_that_goes_on_sends_the_same_prompts_of_a_trace(tmp_path):
+    """Though vLLM draws them by Python's hash, another one in each process."""
+    variables = {k: v for k, v in os.environ.items() if k != HASH_SEED}
+    command = [sys.executable, "-c", DRAWS]
+    first, second = (
+        subprocess.check_output(command, env=variables, cwd=tmp_path).splitlines()[-1]
+        for _ in range(2)
+    )
+    assert first == second
+    assert first.startswith(b"[")
 
 
 def test_a_command_that_is_none_is_refused(trial):
@@ -286,6 +339,13 @@ def test_a_model_of_another_machine_asks_for_a_tokenizer(
         load.find_tokenizer(Endpoint("http://127.0.0.1:9"))
 
 
+def prefix_cache(server: Server) -> list[float]:
+    """Tokens that were found in the prefix caches, and that were looked for."""
+    names = "hits", "queries"
+    metrics = server.settled_metrics(*(f"vllm:prefix_cache_{n}_total" for n in names))
+    return [sum(metric.values()) for metric in metrics]
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.timeout(1500)
@@ -317,11 +377,15 @@ def test_running_deployments_are_compared_unless_one_is_another(
         assert "turn 1 of 2, off: " in error_of(failed.stderr)
         # One is switched, and has its policy again afterwards.
         trial.out = tmp_path / "switched"
+        before = prefix_cache(cap)
         done = trial.run(
             *LOAD, f"--deployment={cap.url}", "--policy", "off", "align", serve=[]
         )
         assert done.returncode == 0, done.stderr
         assert Endpoint(cap.url).policy() == "cap"
+        hits, queries = (b - a for a, b in zip(before, prefix_cache(cap), strict=True))
+        # The warm-ups of a turn are one prompt; the rest of the second turn was sent.
+        assert 0 < hits < 0.25 * queries
         report = json.loads((trial.out / "report" / "report.json").read_text())
         assert set(report["policies"]) == {"off", "align"}
     report = json.loads((tmp_path / "trial" / "report" / "report.json").read_text())

@@ -21,7 +21,7 @@ from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import load_lock
-from balance_tools.wheel.bill import BILL, VEX
+from balance_tools.wheel.bill import BILL, OPEN_VEX, VEX
 from conftest import ASCEND, HERE, ROOT, VERSION, Build
 
 EVERY = [
@@ -270,6 +270,33 @@ def test_the_vex_says_of_each_advisory_what_holds(archive, paths):
         assert entry["id"] == (one.cve or one.id)
         assert entry["affects"] == [{"ref": target}]
         resolved = entry["analysis"]["state"] == "resolved_with_pedigree"
-        assert resolved == (one.id in patched) == (state == "mended here")
+        assert resolved == (one.id in patched) == (state == "fixed here")
         not_affected = entry["analysis"]["state"] == "not_affected"
         assert not_affected == (state == "not affected")
+
+
+STATUS = {"fixed here": "fixed", "not affected": "not_affected", "open": "affected"}
+
+
+def test_openvex_says_the_same_of_the_wheel_by_its_address(archive, paths):
+    version = parse_wheel_filename(Path(archive.filename or "").name)[1]
+    text = archive.read(f"vllm-{version}.dist-info/sboms/{OPEN_VEX}")
+    said = json.loads(text)
+    assert said.keys() == {
+        *("@context", "@id", "author", "timestamp", "version", "statements")
+    }
+    assert said["@context"] == "https://openvex.dev/ns/v0.2.0"
+    known = load_advisories(paths.root / "advisories.toml").advisories
+    record = json.loads(archive.read("vllm_balance/build.json"))["advisories"]
+    address = "pkg:pypi/vllm@" + str(version).replace("+", "%2B")
+    for one, entry in zip(known, said["statements"], strict=True):
+        about, status = entry["vulnerability"], entry["status"]
+        assert {about["name"], *about.get("aliases", ())} == {one.id, one.cve} - {""}
+        assert entry["products"] == [{"@id": address}]
+        state = record[one.id]["state"]
+        if state == "open" and not one.workaround:
+            assert status == "under_investigation"
+        else:
+            assert status == STATUS[state]
+        assert ("justification" in entry) == (status == "not_affected")
+        assert ("action_statement" in entry) == (status == "affected")

@@ -22,7 +22,7 @@ from ..simulator.arguments import real, whole
 from ..simulator.policies import BALANCE, server_options
 from ..simulator.results import versions
 from . import report
-from .load import Load, Parser
+from .load import HASH_SEED, LOADS_SEED, Load, Parser
 from .serving import Ours, Running, Started
 from .turns import LEAST_ROUNDS, Folder, order
 from .turns import run as run_turns
@@ -90,6 +90,9 @@ def run(args: argparse.Namespace) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    if HASH_SEED not in os.environ:  # which Python reads when it starts
+        os.environ[HASH_SEED] = LOADS_SEED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -125,6 +128,7 @@ def trial(given: Given) -> None:
     # Another port makes no other trial.
     serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
     what = [*given.load, serve, deployments, policies, args.restart]
+    what.append(os.environ.get(HASH_SEED))
     folder.prepare([*what, versions()])
     turns = order(policies, MOST_ROUNDS if args.minutes else args.rounds)
     with server:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ OURS = (
 """Options of `vllm bench serve` that the trial sets."""
 MEASURED = {"percentile_metrics": "ttft,tpot,itl,e2el", "metric_percentiles": "99"}
 WARM_UPS = 8
+HASH_SEED, LOADS_SEED = "PYTHONHASHSEED", "1729"
+"""By Python's hash of a string vLLM draws the prompts of a trace: another process that
+goes on with a round sends the same ones by the same seed alone."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,11 +110,15 @@ class Load:
             ) from None
 
     async def send(self, endpoint: Endpoint, number: int) -> dict[str, Any]:
-        """Sends that of a round, in this process; what `--save-detailed` saves."""
+        """Sends that of a round, in this process; what `--save-detailed` saves.
+
+        With a salt of its own: nothing is found in a prefix cache that was sent before.
+        """
         from vllm.benchmarks.serve import main_async
 
         args = copy.copy(self.args)
         args.base_url, args.seed = endpoint.url, args.seed + number
+        args.extra_body = {**(args.extra_body or {}), "cache_salt": secrets.token_hex()}
         if args.model is None:
             args.served_model_name, args.model = endpoint.model()
         try:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ..policy import KEY
 from ..server_api import Endpoint
 from ..simulator.policies import server_options
+from .load import HASH_SEED, LOADS_SEED
 from .server import Server, refuse_port_in_use
 from .steps import logging_config
 from .turns import Folder, Turn
@@ -72,22 +73,20 @@ class Started(contextlib.ExitStack):
         """Serves one turn."""
         steps = self._folder.file(turn, ".steps")
         log = self._folder.file(turn, ".server.log")
-        with self._start(steps, log, turn.policy, {}) as server, self._watched(server):
+        with self._start(steps, log, turn.policy) as server, self._watched(server):
             yield self._endpoint
 
     @contextmanager
     def _switched(self, turn: Turn) -> Iterator[Endpoint]:
-        """Goes on with another policy, and nothing of the turn before in its caches."""
+        """Goes on with another policy."""
         endpoint = self._endpoint
         if self._server is None:
             # With any policy but off, or there is nothing to be switched.
             os.environ[KEY] = secrets.token_hex()
-            own = {KEY: os.environ[KEY], "VLLM_SERVER_DEV_MODE": "1"}
             log = self._steps.with_suffix(".server.log")
-            server = self._start(self._steps, log, "adaptive", own)
+            server = self._start(self._steps, log, "adaptive")
             self._server = self.enter_context(server)
         with self._watched(self._server):
-            endpoint.forget_prefixes()
             endpoint.switch(turn.policy)
             begin = self._steps.stat().st_size
             yield endpoint
@@ -96,9 +95,7 @@ class Started(contextlib.ExitStack):
             self._folder.file(turn, ".steps").write_bytes(steps.read())
 
     @contextmanager
-    def _start(
-        self, steps: Path, log: Path, policy: str, variables: Mapping[str, str]
-    ) -> Iterator[Server]:
+    def _start(self, steps: Path, log: Path, policy: str) -> Iterator[Server]:
         refuse_port_in_use(self._ours.url)
         steps.unlink(missing_ok=True)
         config = steps.with_suffix(".logging").resolve()
@@ -111,8 +108,9 @@ class Started(contextlib.ExitStack):
             **os.environ,
             "VLLM_CONFIGURE_LOGGING": "1",
             "VLLM_LOGGING_CONFIG_PATH": str(config),
-            **variables,
         }
+        if variables.get(HASH_SEED) == LOADS_SEED:
+            del variables[HASH_SEED]  # it is public; clients of a server could use that
         with Server(command, log, variables) as server:
             server.start()
             server.wait_until_ready(self._endpoint, self._timeout)
@@ -141,8 +139,6 @@ class Running(contextlib.ExitStack):
         if self._is_switched:
             before = first.policy()
             self.callback(first.switch, before)
-            # Others may need what is cached: each turn sends something new instead.
-            first.keeps_prefixes = True
         for policy, endpoint in endpoints.items():
             if not self._is_switched:
                 endpoint.ask()

@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ ITERATION = (
 )
 """What vLLM says of a step, as a regular expression."""
 
-# The name of the process has the rank; later releases log from the front-end, with its
-# number.
+# The name of the process has the rank, unless there is one; later releases log from the
+# front-end, with its number.
 _LINE = re.compile(
     r"^(?P<end>\d{1,12}\.\d+) "
-    r"(?:EngineCore_DP(?P<process>\d+) .*|\S+ Engine (?P<engine>\d+): )" + ITERATION,
+    r"(?:EngineCore(?:_DP(?P<process>\d+))? .*|\S+ Engine (?P<engine>\d+): )"
+    + ITERATION,
     re.MULTILINE,
 )
+_APART = 10**15
+"""Added to the steps of each rank that counts for itself: more than any has."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Step:
 
     rank: int
     number: int
+    """The same for all ranks that take a step together."""
     start: float
     end: float
     prefill: int
@@ -78,30 +83,55 @@ def read_steps(log: Path) -> list[Step]:
     if not log.exists():
         return []
     text = log.read_text(encoding="utf-8", errors="replace")
-    lines = [*_LINE.finditer(text)]
+    logged = [_logged(found) for found in _LINE.finditer(text)]
+    if not _in_lock_step(logged):
+        logged = [replace(s, number=s.number + _APART * s.rank) for s in logged]
     loads = defaultdict[int, int](int)
-    for found in lines:
-        loads[int(found["number"])] += int(found["prefill"]) + int(found["decodes"])
+    for step in logged:
+        loads[step.number] += step.prefill + step.decodes
     steps: list[Step] = []
     before: dict[int, Step] = {}
     followed: set[tuple[int, int]] = set()
-    for found in lines:
-        end, rank = float(found["end"]), int(found["process"] or found["engine"])
-        number, last = int(found["number"]), before.get(rank)
-        start = end - float(found["ms"]) / 1000
+    for step in logged:
+        rank, number, start = step.rank, step.number, step.start
+        last = before.get(rank)
         if last is not None:
             follows = number == last.number + 1 and loads[last.number]
             start = last.end if follows else max(start, last.end)
             if follows and loads[number]:
                 followed.add((rank, number))
-        loads_of = (int(found[name]) for name in ("prefill", "decodes", "tokens"))
-        before[rank] = Step(rank, number, start, end, *loads_of)
+        before[rank] = replace(step, start=start)
         steps.append(before[rank])
     first = min((step.start for step in steps), default=0.0)
     moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
     return _with_waits(
         sorted(_timed([*moved], followed), key=lambda step: (step.start, step.rank))
     )
+
+
+def _logged(found: re.Match[str]) -> Step:
+    """The step of a line, which began when the log says."""
+    end, rank = float(found["end"]), int(found["process"] or found["engine"] or 0)
+    loads = (int(found[name]) for name in ("prefill", "decodes", "tokens"))
+    start = end - float(found["ms"]) / 1000
+    return Step(rank, int(found["number"]), start, end, *loads)
+
+
+def _in_lock_step(steps: Sequence[Step]) -> bool:
+    """Whether steps of one number end together on all ranks, as of a MoE model.
+
+    Those of dense ranks drift apart, for each counts only what it computed itself.
+    """
+    ends = defaultdict[int, list[float]](list)
+    by_rank = defaultdict[int, list[float]](list)
+    for step in steps:
+        ends[step.number].append(step.end)
+        by_rank[step.rank].append(step.end)
+    lasts = [b - a for each in by_rank.values() for a, b in pairwise(each)]
+    apart = [max(each) - min(each) for each in ends.values() if len(each) > 1]
+    if not (lasts and apart):
+        return True
+    return statistics.median(apart) < statistics.median(lasts)
 
 
 UNUSUAL = 3.0

@@ -171,8 +171,7 @@ def run(
 def _run(folder: Folder, turn: Turn, serve: Serve, load: Load) -> Result:
     with serve(turn) as endpoint:
         # All policies of a round are sent the same.
-        number = turn.number if endpoint.keeps_prefixes else turn.round
-        saved, decodes = asyncio.run(_watched(endpoint, load, number))
+        saved, decodes = asyncio.run(_watched(endpoint, load, turn.round))
         _refuse_failed(saved)
         # First: a load may have taken an hour, and the server may have ended with it.
         folder.write(folder.file(turn), json.dumps({**saved, "trial": None}))

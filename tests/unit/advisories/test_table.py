@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from balance_tools.advisories.page import PAGE_NAME, page
+from balance_tools.advisories.page import PAGE_NAME, page, summary
 from balance_tools.advisories.table import (
     TABLE_NAME,
     Advisory,
     AdvisoryState,
+    Answer,
     Table,
     is_mended,
     load_advisories,
@@ -134,8 +135,42 @@ def test_the_page_has_what_the_table_says():
 
 
 def test_a_page_without_a_place_for_the_tables_is_refused():
-    with pytest.raises(ToolError, match=r"SECURITY\.md: expected the lines <!-- adv"):
+    with pytest.raises(ToolError, match=r"SECURITY\.md: expected the lines <!-- ans"):
         page(PATHS, "# Security\n")
+
+
+@pytest.mark.parametrize(
+    ("severity", "workaround", "said"),
+    [
+        (
+            "medium 6.5",
+            "less",
+            "are open**: 1 with a workaround, at most medium 6.5. Of 1",
+        ),
+        (
+            "critical",
+            "less",
+            "at most critical. Of 2 that are rated *high* or *critical*, 1",
+        ),
+        (
+            "unknown",
+            "",
+            "are open**: 0 with a workaround, and 1 of which nothing is known.",
+        ),
+    ],
+)
+def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround, said):
+    """None of the worst is open, or it is said how many are."""
+    fixed = Advisory("x", "high 7.5", "<2", "what", workaround="less")
+    left = Advisory(
+        "y", severity, "<2", "what", workaround=workaround, unverified="why"
+    )
+    answers = [Answer(fixed, AdvisoryState.MENDED), Answer(left, AdvisoryState.OPEN)]
+    text = summary(answers)
+    assert text.startswith("**1 are fixed here, 0 do not apply, and 1 are open**: ")
+    assert said in text
+    assert ("none is open" in text) == (severity != "critical")
+    assert "1 of all are *unverified*" in text
 
 
 @pytest.mark.parametrize(
@@ -186,7 +221,7 @@ def test_a_patch_that_names_no_release_is_refused():
         ('"<2.0"', '"before"', "wrong, missing or unknown"),
         ('"<2.0"', "2.0", "wrong, missing or unknown"),
         ("what =", "text =", "missing or unknown ('text')"),
-        ("workaround", "test", "expected not-affected, workaround or remark"),
+        ("workaround", "test", "expected not-affected, workaround, remark or"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_place(tmp_path, old, new, said):

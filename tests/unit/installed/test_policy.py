@@ -1,5 +1,6 @@
 """`vllm-balance policy` where no server of ours answers as it should."""
 
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -28,7 +29,7 @@ def other():
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body() if callable(body) else body)
 
         def do_POST(self):
             self.do_GET()
@@ -84,6 +85,35 @@ def test_no_redirect_gets_the_key(other, capsys):
 )
 def test_what_is_no_url_is_refused(capsys, wrong):
     assert "expected a URL as http://HOST:PORT" in refusal(capsys, wrong)
+
+
+def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(
+    other, capsys, monkeypatch
+):
+    other.answer = (200, {}, b'{"policy": "cap", "wanted": "cap", "running": true}')
+    monkeypatch.setenv(policy.KEY, f"{KEY}\n")
+    assert main(["policy", url(other)]) == 0
+    assert other.seen == [f"Bearer {KEY}"]
+    capsys.readouterr()
+    for bad in ("hunter\n2", "hünter", "鍵"):
+        monkeypatch.setenv(policy.KEY, bad)
+        said = refusal(capsys, url(other))
+        assert f"{policy.KEY}: expected one line of ASCII letters" in said
+        assert bad not in said
+    assert len(other.seen) == 1
+
+
+def test_the_command_waits_until_the_ranks_have_taken_it(other, capsys):
+    answers = [("cap", "cap"), ("cap", "off"), ("cap", "off"), ("off", "off")]
+
+    def page():
+        had, wanted = answers.pop(0)
+        return json.dumps({"policy": had, "wanted": wanted, "running": True}).encode()
+
+    other.answer = (200, {}, page)
+    assert main(["policy", url(other), "off"]) == 0
+    assert capsys.readouterr().out == "off (before: cap)\n"
+    assert answers == []
 
 
 def test_a_server_that_is_not_there_and_a_missing_key(capsys, monkeypatch):

@@ -198,13 +198,13 @@ def test_a_patch_that_a_release_mends_is_left_out_there(root, tmp_path):
         rebase(root, "--sdist", str(sdist(tmp_path, "1.5", ENGINE)), "--dry-run") == 0
     )
     assert "1.5 closes 0 of 1.0: none.\n\n| there |" in report(root, "1.5")
-    assert f"| {CLOSED} | high 7.5 | mended here |" in report(root, "1.5")
+    assert f"| {CLOSED} | high 7.5 | fixed here |" in report(root, "1.5")
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 0
     said = report(root, "2.0")
     assert "| vllm | exchange.patch | untouched, left out |" in said
     assert "- left out: mended in 2.0" in said
     assert f"2.0 closes 1 of 1.0: {CLOSED}." in said
-    assert f"| {OTHER} | low | mended here |" in said
+    assert f"| {OTHER} | low | fixed here |" in said
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
 
 

@@ -22,6 +22,7 @@ from vllm_balance.trial.steps import (
     prompt_seconds,
     read_steps,
     slowness,
+    waiting_share,
 )
 from vllm_balance.trial.verdict import Ratio, sentence, t95
 
@@ -73,7 +74,7 @@ class Answers:
     def __init__(self, fails: int = 0) -> None:
         self.sent: list[int] = []
         self._fails = fails
-        self.watch, self.keeps_prefixes = (lambda: None), False
+        self.watch = lambda: None
 
     async def send(self, _: object, number: int) -> dict[str, object]:
         self.sent.append(number)
@@ -352,6 +353,34 @@ def test_steps_are_read_from_a_log(tmp_path, who):
     assert read_steps(tmp_path / "none") == []
 
 
+def test_ranks_of_a_dense_model_and_one_alone_wait_for_nobody(tmp_path):
+    """Their steps have numbers of their own; what they cost is found all the same."""
+    lines = []
+    for rank, speed in ((0, 1.0), (1, 1.6)):
+        clock = 100.0
+        for number in range(300):
+            full, prompt = 1 + number % 8, 100 * (number % 10 == rank)
+            clock += (0.04 + 0.01 * full + 0.3 * bool(prompt)) * speed
+            load = {"prefill": prompt, "decodes": full, "ms": 1.0}
+            lines.append((clock, rank, LINE.format(number=number, **load)))
+    (log := tmp_path / "dense.steps").write_text(
+        "\n".join(
+            f"{clock} {BY_RANKS.format(rank=rank)}{line}"
+            for clock, rank, line in sorted(lines)
+        )
+    )
+    (one := tmp_path / "one.steps").write_text(
+        "\n".join(f"{x} EngineCore {line}" for x, rank, line in lines if rank == 0)
+    )
+    steps = read_steps(log)
+    assert len(steps) == 600
+    assert waiting_share(steps) == 0
+    alone = read_steps(one)
+    assert len(alone) == 300
+    assert waiting_share(alone) == 0
+    assert decode_seconds([alone]) == pytest.approx({"alone": 0.04, "each": 0.01})
+
+
 def steps_log(ms: float = 230.0, logged_late: bool = False) -> str:
     """Every tenth step takes three times as long.
 
@@ -581,16 +610,6 @@ def test_rounds_are_begun_until_the_minutes_are_over(tmp_path):
     )
     assert len(results) == 2 * turns.LEAST_ROUNDS
     assert found.sent == [0, 0, 1, 1, 2, 2]
-
-
-def test_what_a_deployment_keeps_cached_is_not_sent_again(tmp_path):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    found = Answers()
-    found.keeps_prefixes = True
-    order = turns.order(["off", "adaptive"], 2)
-    turns.run(folder, order, lambda _: nullcontext(found), found, False)
-    assert found.sent == [1, 2, 3, 4]
 
 
 def test_one_deployment_stands_for_all_policies():

@@ -12,12 +12,15 @@ import psutil
 import pytest
 
 from small_server import answering
+from vllm_balance import server_api as endpoint_module
 from vllm_balance.cli import main
 from vllm_balance.errors import UsageError
-from vllm_balance.server_api import Endpoint, go_past_proxies
+from vllm_balance.policy import KEY
+from vllm_balance.server_api import Endpoint, OtherPolicyError, go_past_proxies
 from vllm_balance.simulator.cost_from import cost_of
 from vllm_balance.trial import server as server_module
 from vllm_balance.trial import serving
+from vllm_balance.trial.load import HASH_SEED, LOADS_SEED
 from vllm_balance.trial.server import Server, refuse_port_in_use
 from vllm_balance.trial.serving import Ours, Started
 from vllm_balance.trial.turns import Folder, Turn
@@ -111,20 +114,26 @@ def test_one_that_is_interrupted_while_it_starts_is_not_left_behind(
 ENDING = """
 import http.server, os, sys, threading
 print("idle for", os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], flush=True)
+print("seed", os.environ.get("PYTHONHASHSEED"), flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "a"}]}')
     def do_POST(self):
         threading.Timer(0.4, os._exit, (3,)).start()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-@pytest.mark.parametrize("idle", [None, "7"])
+@pytest.mark.parametrize(
+    ("idle", "seed", "kept"), [(None, LOADS_SEED, None), ("7", "7", "7")]
+)
 def test_one_whose_connections_close_before_it_ends_is_named(
-    tmp_path, port, idle, monkeypatch
+    tmp_path, port, idle, seed, kept, monkeypatch
 ):
+    """It was started as its user wants, and not with what is only for the load."""
+    monkeypatch.setenv(HASH_SEED, seed)
     if idle is not None:
         monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
     monkeypatch.setattr(serving, "logging_config", lambda steps: "{}")  # of vLLM's own
@@ -137,13 +146,13 @@ def test_one_whose_connections_close_before_it_ends_is_named(
 
     def ask():
         with started.turn(turn) as ready:
-            ready.forget_prefixes()
+            ready.ask()
 
     with Started(ours, endpoint, folder, 60, restarts=True) as started:
         said = re.escape(f"{log}: the server ended with 3 during its turn")
         with pytest.raises(UsageError, match=said):
             ask()
-    assert log.read_text().startswith(f"idle for {idle or 60}\n")
+    assert log.read_text().startswith(f"idle for {idle or 60}\nseed {kept}\n")
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -191,6 +200,74 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
         else:
             exchange_us = None if policy == "off" else pytest.approx(1000)
             assert endpoint.figures(policy) == (2, exchange_us, {})
+
+
+def test_of_many_ranks_only_what_is_needed_is_parsed(monkeypatch):
+    """The rest of the page took a second of the cores that send the load."""
+    rows, parse = [], endpoint_module.text_string_to_metric_families
+    others = "\n".join(
+        f'vllm:e2e_request_latency_seconds_bucket{{engine="{rank}",le="{le}"}} 0.0'
+        for rank in range(64)
+        for le in range(20)
+    )
+
+    def spy(text):
+        rows.extend(text.splitlines())
+        return parse(text)
+
+    monkeypatch.setattr(endpoint_module, "text_string_to_metric_families", spy)
+    with answering(lambda *_: METRICS + others + "\n" + GATE) as url:
+        assert Endpoint(url).figures("cap") == (2, pytest.approx(1000), {})
+    assert len(rows) == 8
+
+
+def test_a_server_that_was_switched_by_another_meanwhile_is_refused():
+    said = {"policy": "cap", "wanted": "cap", "wish": 1, "running": False}
+
+    def page(path: str, given: str) -> str:
+        if path == "/v1/models":
+            return json.dumps({"data": [{"id": "a", "root": "b"}]})
+        if path == "/balance_policy" and given.startswith("{"):
+            said["policy"] = said["wanted"] = json.loads(given)["policy"]
+        return METRICS + GATE if path == "/metrics" else json.dumps(said)
+
+    with answering(page) as url:
+        endpoint = Endpoint(url)
+        endpoint.switch("align")  # though /metrics knows of decisions of cap alone
+        assert endpoint.figures("align").ranks == 2
+        said["policy"] = "cap"
+        with pytest.raises(OtherPolicyError, match="the policy cap, not align"):
+            endpoint.figures("align")
+
+
+def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "clients\n")
+    monkeypatch.setenv(KEY, "operators\r\n")
+    sent = []
+
+    def page(_: str, given: str) -> str:
+        sent.append(given)
+        return '{"data": [], "policy": "cap"}'
+
+    with answering(page) as url:
+        endpoint = Endpoint(url)
+        assert endpoint.problem() == ""
+        assert endpoint.policy() == "cap"
+        assert sent == ["Bearer clients", "Bearer operators"]
+        assert os.environ["OPENAI_API_KEY"] == "clients", "vllm bench serve sends it"
+        for bad in ("hunter\n2", "hünter", "鍵"):
+            monkeypatch.setenv(KEY, bad)
+            with pytest.raises(UsageError, match=f"^{KEY}: expected one line") as one:
+                endpoint.policy()
+            monkeypatch.setenv("OPENAI_API_KEY", bad)
+            with pytest.raises(UsageError, match="OPENAI_API_KEY: exp") as other:
+                Endpoint(url)
+            monkeypatch.delenv("OPENAI_API_KEY")
+            with pytest.raises(UsageError, match="--header 'X': give one") as third:
+                Endpoint(url, [f"X={bad}"])
+            for error in (one, other, third):
+                assert bad not in str(error.value)
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(

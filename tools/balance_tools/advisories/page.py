@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from packaging.version import Version
 
 from balance_tools.advisories.table import (
+    ADVISORY,
+    SEVERITIES,
     TABLE_NAME,
     Advisory,
     AdvisoryState,
@@ -26,72 +28,90 @@ from balance_tools.text import read_text, table
 from balance_tools.upstream.lock import load_lock
 
 PAGE_NAME = "SECURITY.md"
-START, END = "<!-- advisories: written by make advisories -->", "<!-- end -->"
+ANSWER = "<!-- answer: written by make advisories -->"
+TABLES = "<!-- advisories: written by make advisories -->"
+END = "<!-- end -->"
+WORST = ("critical", "high")
 TITLES = {
     AdvisoryState.OPEN: ("Open", "what to do"),
-    AdvisoryState.MENDED: ("Mended here", "the patch, and what fails without it"),
+    AdvisoryState.MENDED: ("Fixed here", "the patch, and what fails without it"),
     AdvisoryState.NOT_AFFECTED: ("Not affected", "why"),
 }
 
 
 def page(paths: Paths, text: str) -> str:
-    """The page `text` with its tables written anew.
+    """The page `text` with its answer and its tables written anew.
 
     Raises:
         ToolError: it has no place for them.
     """
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ToolError(
-            f"{paths.root / PAGE_NAME}: expected the lines {START} and {END}, found "
-            "none; restore them from git"
-        )
-    return f"{before}{start}\n{tables(paths)}{end}{after}"
-
-
-def tables(paths: Paths) -> str:
-    """The text between the marks: tables for the pin, by state, and for the lines."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
-    numbers = [
-        f"{_count(pin, state)} {title.lower()}" for state, (title, _) in _used(pin)
-    ]
-    lines = [
-        f"Of {len(pin)} advisories that were gathered until {known.gathered}, for "
-        f"{lock.vllm.version}: {', '.join(numbers)}.",
-        "",
-    ]
-    patches = _patches(paths)
-    for state, (title, column) in _used(pin):
+    answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
+    answer += f"{known.gathered} and may be in {lock.vllm.version}, {summary(pin)}"
+    for mark, written in ((ANSWER, answer), (TABLES, _tables(paths, known, pin))):
+        before, start, rest = text.partition(mark)
+        _, end, after = rest.partition(END)
+        if not end:
+            raise ToolError(
+                f"{paths.root / PAGE_NAME}: expected the lines {mark} and {END}, found "
+                "none; restore them from git"
+            )
+        text = f"{before}{start}\n{written}\n{end}{after}"
+    return text
+
+
+def summary(pin: Sequence[Answer]) -> str:
+    """How many are in each state, and whether any of the worst is open."""
+    is_open = [each for each in pin if each.state is AdvisoryState.OPEN]
+    aided = [each.advisory for each in is_open if each.advisory.workaround]
+    worst = [each for each in pin if each.advisory.severity.startswith(WORST)]
+    left = _count(worst, AdvisoryState.OPEN)
+    unverified = sum(bool(each.advisory.unverified) for each in pin)
+    text = (
+        f"**{_count(pin, AdvisoryState.MENDED)} are fixed here, "
+        f"{_count(pin, AdvisoryState.NOT_AFFECTED)} do not apply, and {len(is_open)} "
+        f"are open**: {len(aided)} with a workaround"
+    )
+    if aided:
+        text += f", at most {max(aided, key=_badness).severity}"
+    if unknown := len(is_open) - len(aided):
+        text += f", and {unknown} of which nothing is known"
+    text += f". Of {len(worst)} that are rated *high* or *critical*, "
+    text += f"{left} are open." if left else "none is open."
+    return f"{text} {unverified} of all are *unverified*: not all was found in sources."
+
+
+def _badness(one: Advisory) -> tuple[int, float]:
+    word, _, score = one.severity.partition(" ")
+    return -SEVERITIES.index(word), float(score or 0)
+
+
+def _tables(paths: Paths, known: Table, pin: Sequence[Answer]) -> str:
+    """Tables for the pin, by state, and for the lines."""
+    lines, patches = [], _patches(paths)
+    for state, (title, column) in TITLES.items():
         rows = [
-            (_name(one), one.severity, one.what, _said(answer, patches))
+            (_link(one), one.cve, one.severity, one.what, _said(answer, patches))
             for answer in pin
             for one in [answer.advisory]
             if answer.state is state
         ]
-        lines += [f"### {title}", ""]
-        lines += [*table(("advisory", "severity", "what comes", column), rows), ""]
-    return "\n".join([*lines, *_lines(paths, known)]) + "\n"
-
-
-def _used(answers: Sequence[Answer]) -> list[tuple[AdvisoryState, tuple[str, str]]]:
-    return [entry for entry in TITLES.items() if _count(answers, entry[0])]
+        heads = ("advisory", "CVE", "severity", "what comes", column)
+        lines += [f"### {title}", "", *(table(heads, rows) if rows else ["None."]), ""]
+    return "\n".join([*lines, *_lines(paths, known)])
 
 
 def _count(answers: Iterable[Answer], state: AdvisoryState) -> int:
     return sum(answer.state is state for answer in answers)
 
 
-def _name(one: Advisory) -> str:
-    link = (
-        f"[{one.id}](https://github.com/vllm-project/vllm/security/advisories/{one.id})"
-    )
-    return f"{link} {one.cve}".strip()
+def _link(one: Advisory) -> str:
+    return f"[{one.id}]({ADVISORY.format(one.id)})"
 
 
 def _patches(paths: Paths) -> dict[str, str]:
-    """By advisory: a link to the patch that mends it."""
+    """By advisory: a link to the patch that fixes it."""
     found: dict[str, str] = {}
     for package in load_lock(paths.lock).packages:
         for patch in load_series(paths.patches(package)).patches:
@@ -104,6 +124,8 @@ def _patches(paths: Paths) -> dict[str, str]:
 
 def _said(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
+    if answer.advisory.unverified:
+        remark = f"unverified: {answer.advisory.unverified}"
     if answer.state is AdvisoryState.MENDED:
         test = re.sub(r"^(?:\w+/)*", "", text)
         text = f"{patches[answer.advisory.id]}, [{test}]({text.partition('::')[0]})"
@@ -111,21 +133,22 @@ def _said(answer: Answer, patches: dict[str, str]) -> str:
 
 
 def _lines(paths: Paths, known: Table) -> list[str]:
-    """A table of the lines: the advisories that upstream's release does not mend."""
+    """A table of the lines: the advisories that upstream's release does not fix."""
     rows = []
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]
         patched = patched_in(paths.root, line.lock, out)
         answers = known.answers(Version(line.lock.vllm.version), patched)
-        cells = [
-            ", ".join(a.advisory.id for a in answers if a.state is state) or "none"
-            for state in TITLES
-        ]
-        rows.append((line.name, _count(answers, AdvisoryState.UPSTREAM), *cells))
+        fixed = [a for a in answers if a.state is AdvisoryState.UPSTREAM]
+        groups = [[a for a in answers if a.state is state] for state in TITLES]
+        groups.append([a for a in fixed if a.advisory.unverified])
+        cells = [", ".join(a.advisory.id for a in each) or "none" for each in groups]
+        rows.append((line.name, len(fixed) - len(groups[-1]), *cells))
     titles = (
         "line",
-        "mended upstream",
+        "fixed upstream",
         *(title.lower() for title, _ in TITLES.values()),
+        "unverified, fixed by upstream's word",
     )
     return ["### The lines", "", *table(titles, rows)] if rows else []
 

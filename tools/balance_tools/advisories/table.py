@@ -36,9 +36,9 @@ class AdvisoryState(Enum):
     """What holds for one advisory in one release, as people read it."""
 
     OPEN = "open"
-    MENDED = "mended here"
+    MENDED = "fixed here"
     NOT_AFFECTED = "not affected"
-    UPSTREAM = "mended upstream"
+    UPSTREAM = "fixed upstream"
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,11 @@ class Advisory:
     has: tuple[str, ...] = ()
     """Files that they do have, or FILE: TEXT."""
     workaround: str = ""
-    """What an operator does where nothing mends it; none where that is not known."""
+    """What an operator does where nothing fixes it; none where that is not known."""
     remark: str = ""
-    """Where the range is another one than the published, or was not verified."""
+    """Where the range is another one than the published."""
+    unverified: str = ""
+    """What was not found in the sources: upstream's word alone says the rest."""
 
     def affects(self, release: Version) -> bool:
         """Whether the release is in the range."""
@@ -210,9 +212,9 @@ def _advisory(entry: Any, where: str) -> Advisory:
             f"{where}: expected an id GHSA-xxxx-xxxx-xxxx, a severity such as 'high "
             f"7.5' and texts, found {one.id!r} and {one.severity!r}"
         )
-    if not (one.not_affected or one.workaround or one.remark):
+    if not (one.not_affected or one.workaround or one.remark or one.unverified):
         raise ToolError(
-            f"{where}: {one.id}: expected not-affected, workaround or remark, found "
-            "none; say what an operator does, or why that is not known"
+            f"{where}: {one.id}: expected not-affected, workaround, remark or "
+            "unverified, found none; say what an operator does, or why nobody knows"
         )
     return one

@@ -1,4 +1,4 @@
-"""The bill of materials in a wheel (PEP 770), and its VEX, both in CycloneDX.
+"""The bill of materials in a wheel (PEP 770), and its VEX, in CycloneDX and OpenVEX.
 
 The bill says what the wheel carries, not what it requires: upstream's packages with
 the files that they come from, our patches of them as pedigree, the kernels, and our own
@@ -8,203 +8,202 @@ sources always give the same text: no time of a build and no random number.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import uuid
-from datetime import datetime, time, timezone
+from typing import Any
 from urllib.parse import quote
 
-from cyclonedx.model import (
-    AttachedText,
-    ExternalReference,
-    ExternalReferenceType,
-    HashAlgorithm,
-    HashType,
-    XsUri,
+from balance_tools.advisories.table import (
+    ADVISORY,
+    Advisory,
+    AdvisoryState,
+    Answer,
 )
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import (
-    Component,
-    ComponentType,
-    Diff,
-    Patch,
-    PatchClassification,
-    Pedigree,
-)
-from cyclonedx.model.impact_analysis import (
-    ImpactAnalysisJustification,
-    ImpactAnalysisResponse,
-    ImpactAnalysisState,
-)
-from cyclonedx.model.issue import IssueClassification, IssueType, IssueTypeSource
-from cyclonedx.model.license import LicenseExpression
-from cyclonedx.model.vulnerability import (
-    BomTarget,
-    Vulnerability,
-    VulnerabilityAnalysis,
-    VulnerabilityRating,
-    VulnerabilityReference,
-    VulnerabilitySeverity,
-    VulnerabilitySource,
-)
-from cyclonedx.output import make_outputter
-from cyclonedx.schema import OutputFormat, SchemaVersion
-from packageurl import PackageURL
-
-from balance_tools.advisories.table import ADVISORY, AdvisoryState, Answer
 from balance_tools.series import patchfile
 from balance_tools.series.apply import load_series
 from balance_tools.upstream.lock import Artifact
 from balance_tools.wheel.plan import GUARD, PLUGIN, WheelPlan
 from balance_tools.wheel.upstream_metadata import values_of
 
+Document = dict[str, Any]
+
 FOLDER = "sboms"
-"""The folder of the bill below the dist-info of the wheel."""
-BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
+"""The folder of the documents below the dist-info of the wheel."""
+BILL, VEX, OPEN_VEX = "vllm.cdx.json", "vllm.vex.cdx.json", "vllm.openvex.json"
 OURS_LICENCE = "Apache-2.0"
 SOURCE = "GitHub Advisories"
 
 
-def bill_of(plan: WheelPlan) -> Bom:
+def documents_of(plan: WheelPlan) -> dict[str, str]:
+    """By name: the text of each document of a wheel."""
+    bill = bill_of(plan)
+    made = {BILL: bill, VEX: vex_of(plan, bill), OPEN_VEX: open_vex_of(plan)}
+    return {name: json.dumps(made[name], indent=1) + "\n" for name in made}
+
+
+def bill_of(plan: WheelPlan) -> Document:
     """The bill of one wheel."""
     whole = _component(plan.settings.name, plan.version, plan.target.license)
-    whole.bom_ref.value = "wheel"
-    whole.description = plan.settings.summary
+    whole |= {"bom-ref": "wheel", "description": plan.settings.summary}
     parts = [_upstream(plan, package) for package in plan.target.packages]
     parts.append(_component(GUARD, plan.version, OURS_LICENCE))
-    bom = Bom(components=parts)
-    bom.metadata.component = whole
-    bom.register_dependency(whole, parts)
-    return _settled(bom)
+    refs = [part["bom-ref"] for part in parts]
+    return _cyclone_dx(
+        metadata={"component": whole},
+        components=parts,
+        dependencies=[{"ref": "wheel", "dependsOn": refs}],
+    )
 
 
-def vex_of(plan: WheelPlan, bill: Bom) -> Bom:
+def vex_of(plan: WheelPlan, bill: Document) -> Document:
     """What holds in the wheel of a bill, as of the day when the table was gathered.
 
     A document of its own, for scanners take it apart from the bill; it names what it
     is about by the bill's serial number.
     """
-    (vllm,) = (part for part in bill.components if part.name == plan.settings.name)
-    ref = quote(str(vllm.bom_ref.value), safe="")
-    target = f"urn:cdx:{bill.serial_number}/{bill.version}#{ref}"
-    bom = Bom(vulnerabilities=[_vulnerability(one, target) for one in plan.answers])
-    day = datetime.combine(plan.advisories.gathered, time(), timezone.utc)
-    return _settled(bom, day)
+    serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
+    ref = quote(purl(plan.settings.name, plan.version), safe="")
+    targets = [{"ref": f"{serial}/{bill['version']}#{ref}"}]
+    return _cyclone_dx(
+        metadata={"timestamp": f"{plan.advisories.gathered}T00:00:00Z"},
+        vulnerabilities=[_said(one) | {"affects": targets} for one in plan.answers],
+    )
 
 
-def _settled(bom: Bom, day: datetime | None = None) -> Bom:
-    """The bill with a serial number from its content, not a random one."""
-    bom.metadata.timestamp = day  # type: ignore[assignment]
-    bom.serial_number = uuid.UUID(int=0)
-    digest = hashlib.sha256(text_of(bom).encode()).hexdigest()
-    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, digest)
-    return bom
+def open_vex_of(plan: WheelPlan) -> Document:
+    """The same for scanners that take OpenVEX: they know the wheel by its purl."""
+    products = [{"@id": purl(plan.settings.name, plan.version)}]
+    statements = [_statement(one) | {"products": products} for one in plan.answers]
+    return {
+        "@context": "https://openvex.dev/ns/v0.2.0",
+        "@id": f"urn:uuid:{_uuid(statements)}",
+        "author": GUARD,
+        "timestamp": f"{plan.advisories.gathered}T00:00:00Z",
+        "version": 1,
+        "statements": statements,
+    }
 
 
-def text_of(bom: Bom) -> str:
-    """The document: CycloneDX 1.6, in JSON."""
-    outputter = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6)
-    return outputter.output_as_string(indent=1) + "\n"
+def purl(name: str, version: str) -> str:
+    """The address of a package of Python."""
+    return f"pkg:pypi/{name}@{quote(version, safe='')}"
 
 
-def _upstream(plan: WheelPlan, package: str) -> Component:
-    """The component for one package of upstream in the wheel: patched, with kernels."""
+def _cyclone_dx(**parts: object) -> Document:
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{_uuid(parts)}",
+        "version": 1,
+        **parts,
+    }
+
+
+def _uuid(content: object) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(content))
+
+
+def _upstream(plan: WheelPlan, package: str) -> Document:
     upstream, sdist = plan.upstreams[package], plan.lock.packages[package]
     own = (values_of(upstream, "License-Expression") or [plan.target.license])[0]
     part = _component(sdist.project, plan.version_of(package), own)
     series = load_series(plan.paths.patches(package))
-    part.pedigree = Pedigree(
-        ancestors=[_file(sdist, own)], patches=map(_patch, series.patches)
-    )
-    for line in values_of(upstream, "Project-URL"):
-        kind, _, url = line.partition(", ")
-        if kind == "Homepage":
-            reference = ExternalReference(
-                type=ExternalReferenceType.WEBSITE, url=XsUri(url)
-            )
-            part.external_references.add(reference)
+    part["pedigree"] = {
+        "ancestors": [_file(sdist, own)],
+        "patches": [_patch(patch) for patch in series.patches],
+    }
+    urls = (line.partition(", ") for line in values_of(upstream, "Project-URL"))
+    websites = [
+        {"type": "website", "url": u} for kind, _, u in urls if kind == "Homepage"
+    ]
+    if websites:
+        part["externalReferences"] = websites
     if package == PLUGIN and plan.kernels and plan.kernels.wheel:
-        part.components.add(_file(plan.kernels.wheel, own))
+        part["components"] = [_file(plan.kernels.wheel, own)]
     return part
 
 
-def _component(name: str, version: str, licence: str) -> Component:
-    purl = PackageURL("pypi", name=name, version=version)
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=name,
-        version=version,
-        purl=purl,
-        bom_ref=purl.to_string(),
-        licenses=[LicenseExpression(licence)],
-    )
+def _component(name: str, version: str, licence: str) -> Document:
+    return {
+        "type": "library",
+        "bom-ref": purl(name, version),
+        "name": name,
+        "version": version,
+        "purl": purl(name, version),
+        "licenses": [{"expression": licence}],
+    }
 
 
-def _file(artifact: Artifact, licence: str) -> Component:
-    """The component for one file of the lock."""
+def _file(artifact: Artifact, licence: str) -> Document:
     part = _component(artifact.project, artifact.version, licence)
-    qualifiers = {"file_name": artifact.filename}
-    name = artifact.project
-    part.purl = PackageURL("pypi", None, name, artifact.version, qualifiers)
-    part.bom_ref.value = artifact.filename
-    part.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=artifact.sha256))
-    return part
+    name = quote(artifact.filename, safe="")
+    part |= {"bom-ref": artifact.filename, "purl": f"{part['purl']}?file_name={name}"}
+    return part | {"hashes": [{"alg": "SHA-256", "content": artifact.sha256}]}
 
 
-def _patch(patch: patchfile.Patch) -> Patch:
-    """One patch of a series, whole, with its name and what it is for."""
+def _patch(patch: patchfile.Patch) -> Document:
     said = (patch.header.get("Description") or "").partition("\n")[0]
-    issue = IssueType(
-        type=IssueClassification.ENHANCEMENT, name=patch.name, description=said
-    )
-    mended = [
-        IssueType(
-            type=IssueClassification.SECURITY,
-            id=name,
-            source=IssueTypeSource(name=SOURCE, url=XsUri(ADVISORY.format(name))),
-        )
+    fixed = [
+        {"type": "security", "id": name, "source": _source(name)}
         for name in patch.header.advisories
     ]
-    text = AttachedText(content=patch.raw.decode("utf-8"))
-    return Patch(
-        type=PatchClassification.UNOFFICIAL,
-        diff=Diff(text=text),
-        resolves=[issue, *mended],
-    )
+    text = {"contentType": "text/plain", "content": patch.raw.decode("utf-8")}
+    purpose = {"type": "enhancement", "name": patch.name, "description": said}
+    resolves = [purpose, *fixed]
+    return {"type": "unofficial", "diff": {"text": text}, "resolves": resolves}
 
 
-ANALYSES = {
-    AdvisoryState.OPEN: ImpactAnalysisState.EXPLOITABLE,
-    AdvisoryState.MENDED: ImpactAnalysisState.RESOLVED_WITH_PEDIGREE,
-    AdvisoryState.NOT_AFFECTED: ImpactAnalysisState.NOT_AFFECTED,
-    AdvisoryState.UPSTREAM: ImpactAnalysisState.RESOLVED,
+def _source(advisory: str) -> Document:
+    return {"name": SOURCE, "url": ADVISORY.format(advisory)}
+
+
+IN_WORDS = {
+    AdvisoryState.OPEN: ("exploitable", "affected"),
+    AdvisoryState.MENDED: ("resolved_with_pedigree", "fixed"),
+    AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
+    AdvisoryState.UPSTREAM: ("resolved", "fixed"),
 }
+"""By state: how CycloneDX and OpenVEX call it."""
+UNKNOWN = ("in_triage", "under_investigation")
+ABSENT = ("code_not_present", "vulnerable_code_not_present")
+UNUSED = ("code_not_reachable", "vulnerable_code_not_in_execute_path")
 
 
-def _vulnerability(answer: Answer, target: str) -> Vulnerability:
-    """One advisory, by its CVE where it has one."""
-    one, state = answer.advisory, answer.state
-    fails = " fails without the patch" * (state is AdvisoryState.MENDED)
-    analysis = VulnerabilityAnalysis(state=ANALYSES[state], detail=answer.text + fails)
-    if state is AdvisoryState.OPEN and one.workaround:
-        analysis.responses.add(ImpactAnalysisResponse.WORKAROUND_AVAILABLE)
-    elif state is AdvisoryState.OPEN:
-        analysis.state = ImpactAnalysisState.IN_TRIAGE
-    elif state is AdvisoryState.NOT_AFFECTED:
-        why = ImpactAnalysisJustification
-        absent = bool(one.lacks)
-        analysis.justification = (
-            why.CODE_NOT_PRESENT if absent else why.CODE_NOT_REACHABLE
-        )
-    list_of = VulnerabilitySource(name=SOURCE, url=XsUri(ADVISORY.format(one.id)))
-    severity = VulnerabilitySeverity(one.severity.split()[0])
-    return Vulnerability(
-        id=one.cve or one.id,
-        bom_ref=one.id,
-        source=None if one.cve else list_of,
-        references=[VulnerabilityReference(id=one.id, source=list_of)],
-        ratings=[VulnerabilityRating(severity=severity)],
-        description=one.what,
-        workaround=one.workaround if state is AdvisoryState.OPEN else None,
-        analysis=analysis,
-        affects=[BomTarget(ref=target)],
-    )
+def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
+    """An advisory, its state in CycloneDX (0) or OpenVEX (1), why, and more of it."""
+    one, state, why = answer.advisory, IN_WORDS[answer.state][number], {}
+    if answer.state is AdvisoryState.OPEN and not one.workaround:
+        state = UNKNOWN[number]
+    if answer.state is AdvisoryState.NOT_AFFECTED:
+        why = {"justification": (ABSENT if one.lacks else UNUSED)[number]}
+    fails = " fails without the patch" * (answer.state is AdvisoryState.MENDED)
+    return one, state, why, answer.text + fails
+
+
+def _said(answer: Answer) -> Document:
+    one, state, why, detail = _judged(answer, 0)
+    known = state == "exploitable"
+    response = {"response": ["workaround_available"]} if known else {}
+    return {
+        "bom-ref": one.id,
+        "id": one.cve or one.id,
+        **({} if one.cve else {"source": _source(one.id)}),
+        "references": [{"id": one.id, "source": _source(one.id)}],
+        "ratings": [{"severity": one.severity.split()[0]}],
+        "description": one.what,
+        "analysis": {"state": state, "detail": detail, **why, **response},
+        **({"workaround": one.workaround} if known else {}),
+    }
+
+
+def _statement(answer: Answer) -> Document:
+    one, status, why, detail = _judged(answer, 1)
+    about = {"@id": ADVISORY.format(one.id), "name": one.cve or one.id}
+    about["description"] = one.what
+    return {
+        "vulnerability": about | ({"aliases": [one.id]} if one.cve else {}),
+        "status": status,
+        **why,
+        "action_statement" if status == "affected" else "status_notes": detail,
+    }

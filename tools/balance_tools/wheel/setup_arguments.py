@@ -17,7 +17,7 @@ from setuptools import Distribution
 from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
-from balance_tools.wheel.bill import BILL, FOLDER, VEX, bill_of, text_of, vex_of
+from balance_tools.wheel.bill import FOLDER, documents_of
 from balance_tools.wheel.build_record import build_record
 from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
@@ -128,11 +128,10 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
 
 def add_bill(plan: WheelPlan, dist_info: Path) -> None:
     """Write the bill of materials into a dist-info, and the VEX beside it."""
-    bill = bill_of(plan)
     folder = dist_info / FOLDER
     folder.mkdir()
-    for name, document in ((BILL, bill), (VEX, vex_of(plan, bill))):
-        (folder / name).write_text(text_of(document), encoding="utf-8")
+    for name, text in documents_of(plan).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def complete(plan: WheelPlan, wheel_root: Path, data_dir: str) -> None:

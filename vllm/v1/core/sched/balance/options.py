@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from vllm_balance.core.policies import ALONE
+from vllm_balance.policy import KEY, key_of
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -40,8 +41,9 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     Raises:
         ValueError: the policy needs ranks that wait for each other, and there are none;
             or balance is on with upstream's front-end in Rust; or a dispatch is given
-            where no front-end chooses among ranks.
+            where no front-end chooses among ranks; or the operators' key is none.
     """
+    key_of(KEY)  # before a model is loaded
     policy = parallel_config.data_parallel_balance
     dispatch = parallel_config.data_parallel_dispatch
     if dispatch is not None and (

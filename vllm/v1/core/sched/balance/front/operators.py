@@ -7,26 +7,23 @@ and a policy is everybody's.
 """
 
 import hmac
-import os
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
 
 from vllm_balance.core.policies.wishes import NAMES, next_wish
+from vllm_balance.policy import KEY, key_of
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
-KEY = "BALANCE_OPERATOR_KEY"
-"""The variable with the key. Not VLLM_…: upstream warns of those that it does not
-know."""
 PATH = "/balance_policy"
 
 
 def add_policy_route(router: APIRouter) -> None:
     """Adds the route that tells and changes the policy, if there is a key for it."""
-    if os.environ.get(KEY):
+    if key_of(KEY):
         router.add_api_route(PATH, _policy, methods=["GET", "POST"])
 
 
@@ -50,7 +47,7 @@ async def _policy(request: Request) -> dict[str, Any]:
 
 
 def _check_key(said: str) -> None:
-    expected = f"Bearer {os.environ[KEY]}"
+    expected = f"Bearer {key_of(KEY)}"
     if not hmac.compare_digest(said.encode(), expected.encode()):
         raise HTTPException(401, f"expected the operators' key, the server's {KEY}")
 
