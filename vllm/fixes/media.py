@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Looks at the size of images and downloads before they are in memory."""
 
+from contextvars import ContextVar
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ MOST_PIXELS = limit(PIXELS, 178_956_970)
 DOWNLOAD = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB"
 MOST_DOWNLOAD_MB = limit(DOWNLOAD, 256)
 _MB = 1 << 20
+
+SPEECH = 4
+"""Times the bytes that decoded speech may have, and any number of seconds: it is cut
+into chunks, and so much is the most that an upload has at the usual rates of bits."""
+_is_speech = ContextVar("is_speech", default=False)
 
 DURATION = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
 MOST_SECONDS = limit(DURATION, 600)
@@ -72,9 +78,12 @@ async def read_in_limit(response: "aiohttp.ClientResponse") -> bytes:
 def check_upload(file: Any) -> None:
     """Refuses an upload of audio that is larger than the limit before it is read.
 
+    What the same request decodes is speech.
+
     Raises:
         VLLMValidationError: the client gets status 400.
     """
+    _is_speech.set(True)
     if MOST_UPLOAD_MB > 0 and (file.size or 0) > MOST_UPLOAD_MB * _MB:
         raise too_large("file", "is too large", MOST_UPLOAD_MB, UPLOAD)
 
@@ -104,10 +113,12 @@ class DecodedAudio:
             VLLMValidationError: they are too many; the client gets status 400.
         """
         self._samples += samples
-        if 0 < MOST_SECONDS * self._rate < self._samples:
+        is_speech = _is_speech.get()
+        if 0 < MOST_SECONDS * self._rate < self._samples and not is_speech:
             raise too_large("audio", "is too long", MOST_SECONDS, DURATION)
-        if 0 < MOST_AUDIO < self._samples * channels * 4:
-            raise too_large("audio", "decodes to too much", MOST_AUDIO, AUDIO)
+        most = MOST_AUDIO * (SPEECH if is_speech else 1)
+        if 0 < most < self._samples * channels * 4:
+            raise too_large("audio", "decodes to too much", most, AUDIO)
 
 
 def count_soundfile(file: Any) -> None:

@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fixes.limits import RefusalError, limit, too_large
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 PROMPTS = "VLLM_MAX_COMPLETION_PROMPTS"
 MOST_PROMPTS = limit(PROMPTS, 1024)
@@ -24,22 +24,30 @@ TRUST = "VLLM_TRUST_REQUEST_MM_KWARGS"
 TRUSTS_MEDIA_OPTIONS = limit(TRUST, 0) > 0
 
 
-def check_prompts(body: Any) -> None:
-    """Refuses a completion request of more prompts than the limit.
+def check_prompts(body: Any, *fields: str, times: int = 1) -> None:
+    """Refuses a request of more prompts, or conversations, than the limit.
 
     Raises:
         VLLMValidationError: the client gets status 400.
     """
-    if not isinstance(body, dict) or MOST_PROMPTS <= 0:
-        return
-    for name in ("prompt", "prompt_embeds"):
-        prompts = body.get(name)
-        if not isinstance(prompts, list) or len(prompts) <= MOST_PROMPTS:
+    most = times * MOST_PROMPTS
+    for name in fields or ("prompt", "prompt_embeds"):
+        prompts = body.get(name) if isinstance(body, dict) else getattr(body, name, None)
+        if not isinstance(prompts, list) or not 0 < most < len(prompts):
             continue
-        if name == "prompt" and isinstance(prompts[0], int):
-            continue  # the tokens of one
-        what = f"has {len(prompts)} prompts"
-        raise too_large(name, what, MOST_PROMPTS, PROMPTS)
+        if not isinstance(prompts[0], int):  # else the tokens of one
+            limit_name = PROMPTS if times == 1 else f"{times} times {PROMPTS}"
+            raise too_large(name, f"has {len(prompts)} prompts", most, limit_name)
+
+
+def check_inputs(request: Any) -> None:
+    """The same for requests of which nothing is generated: batches are larger there.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    fields = "input", "data_1", "data_2", "documents", "items", "texts", "inputs"
+    check_prompts(request, *fields, times=8)
 
 
 def check_salt(prompt: Any) -> None:
@@ -95,12 +103,34 @@ def keep_sparse_checks() -> None:
     torch.sparse.check_sparse_tensor_invariants.enable()
 
 
+def check_prompt_logprobs(vllm_config: "VllmConfig", params: Any) -> None:
+    """Refuses prompt_logprobs where a prefill instance has computed the prompt.
+
+    Only a rank that computes a prompt can tell them, and a connector that fetches it
+    cannot be told that it shall not: some then end their rank.
+
+    Raises:
+        VLLMValidationError: the client gets status 400.
+    """
+    if not params.skip_reading_prefix_cache:
+        return
+    transfer = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params")
+    is_fetched = isinstance(transfer, dict) and transfer.get("do_remote_prefill")
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
+    if role == "kv_consumer" or is_fetched:
+        raise VLLMValidationError(
+            "prompt_logprobs, or echo with logprobs, need a prompt that is computed "
+            "here, and this one comes from a prefill instance; ask that one",
+            parameter="prompt_logprobs",
+        )
+
+
 def computes_its_prompt(connector: Any) -> Any:
     """A KV connector that gives nothing to requests whose whole prompt is computed.
 
     Such a request wants `prompt_logprobs`, which only that can tell; of tokens that
-    come from elsewhere they would be whatever the memory holds. As with the local
-    cache, which is not read for them. The connector still hears of the request.
+    come from a store they would be whatever the memory holds. As with the local cache,
+    which is not read for them. The connector still hears of the request.
     """
     find = connector.get_num_new_matched_tokens
 
@@ -116,7 +146,7 @@ def own_keys(context: Any, keys: list[str]) -> list[str]:
     """Keys of one request that no other can name, as its id is what a client says."""
     if not hasattr(context, "own_key"):
         context.own_key = secrets.token_hex(16)
-    return [f"{context.own_key}-{key}" for key in keys]
+    return [f"{key}-{context.own_key}" for key in keys]
 
 
 def check_media_options(body: Any) -> None:
