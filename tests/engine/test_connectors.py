@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.fixes.request_checks import check_prompt_logprobs, computes_its_prompt
 from vllm.sampling_params import SamplingParams
@@ -63,6 +64,7 @@ def scheduler_of(monkeypatch):
     before = set(sys.modules)
     finder = Replaced()
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setattr(torch, "npu", MagicMock(), raising=False)
 
     def make(module, name, **attributes):
         found = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
