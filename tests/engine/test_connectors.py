@@ -33,18 +33,15 @@ class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds all modules of devices, and those of the plugin beside its connectors."""
 
     def find_spec(self, name, path, target=None):
-        first, _, rest = name.partition(".")
-        is_connector = f"{PACKAGE}.".startswith(f"{name}.") or name.startswith(PACKAGE)
-        if first == "vllm_ascend" and is_connector:
-            folder = PLUGIN.joinpath(*rest.split(".")) if rest else PLUGIN
-            if folder.is_dir():  # without what its __init__ does
-                spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-                spec.submodule_search_locations = [str(folder)]
-                return spec
+        if name.startswith(f"{PACKAGE}."):
+            return None  # the plugin's own
+        first, *rest = name.split(".")
+        if first not in ("torch_npu", "mooncake", "vllm_ascend"):
             return None
-        if first in ("torch_npu", "mooncake", "vllm_ascend"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+        if f"{PACKAGE}.".startswith(f"{name}."):  # without what its __init__ does
+            spec.submodule_search_locations = [str(PLUGIN.joinpath(*rest))]
+        return spec
 
     def create_module(self, spec):
         if spec.submodule_search_locations:
