@@ -33,7 +33,7 @@ def parent_is_gone() -> bool:
 
 
 def end_with_parent() -> None:
-    """From now on this process, and those that it starts, end when its parent has ended.
+    """From now on this process and its own end when its parent has ended.
 
     A front-end that is killed tells nobody. Its ranks and its coordinator would live
     on, with their memory, and forked ones with the socket on which clients connect.

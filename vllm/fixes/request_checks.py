@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Refuses what a request has too much of, or what the engine cannot take."""
+"""Refuses what a request has too much of, or what the engine cannot take.
+
+For what is refused the client gets status 400.
+"""
 
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -25,37 +28,28 @@ TRUSTS_MEDIA_OPTIONS = limit(TRUST, 0) > 0
 
 
 def check_prompts(body: Any, *fields: str, times: int = 1) -> None:
-    """Refuses a request of more prompts, or conversations, than the limit.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
-    most = times * MOST_PROMPTS
-    for name in fields or ("prompt", "prompt_embeds"):
-        prompts = body.get(name) if isinstance(body, dict) else getattr(body, name, None)
+    """Refuses a request of more prompts, or conversations, than the limit."""
+    most, name = times * MOST_PROMPTS, PROMPTS
+    if times > 1:
+        name = f"{times} times {PROMPTS}"
+    found = body if isinstance(body, dict) else {f: getattr(body, f, 0) for f in fields}
+    for field in fields or ("prompt", "prompt_embeds"):
+        prompts = found.get(field)
+        # A list of numbers is the tokens of one prompt.
         if not isinstance(prompts, list) or not 0 < most < len(prompts):
             continue
-        if not isinstance(prompts[0], int):  # else the tokens of one
-            limit_name = PROMPTS if times == 1 else f"{times} times {PROMPTS}"
-            raise too_large(name, f"has {len(prompts)} prompts", most, limit_name)
+        if not isinstance(prompts[0], int):
+            raise too_large(field, f"has {len(prompts)} prompts", most, name)
 
 
 def check_inputs(request: Any) -> None:
-    """The same for requests of which nothing is generated: batches are larger there.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """The same for requests of which nothing is generated: batches are larger there."""
     fields = "input", "data_1", "data_2", "documents", "items", "texts", "inputs"
     check_prompts(request, *fields, times=8)
 
 
 def check_salt(prompt: Any) -> None:
-    """Refuses a long cache_salt: the engine hashes it between two steps.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses a long cache_salt: the engine hashes it between two steps."""
     salt = prompt.get("cache_salt")
     if MOST_SALT > 0 and salt is not None and len(salt) > MOST_SALT:
         what = f"has {len(salt)} characters"
@@ -63,11 +57,7 @@ def check_salt(prompt: Any) -> None:
 
 
 def check_token_ids(token_ids: list[int] | None) -> None:
-    """Refuses negative ids of tokens: they index embeddings.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses negative ids of tokens: they index embeddings."""
     lowest = min(token_ids or [0])
     if lowest < 0:
         raise VLLMValidationError(
@@ -79,11 +69,7 @@ def check_token_ids(token_ids: list[int] | None) -> None:
 
 
 def check_embeddings(model_config: "ModelConfig", prompt: Any) -> None:
-    """Refuses embeddings without tokens for a model that takes positions from tokens.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses embeddings alone for a model that takes positions from tokens."""
     if prompt.get("prompt_token_ids") is None and (
         model_config.uses_mrope or model_config.uses_xdrope_dim > 0
     ):
@@ -108,9 +94,6 @@ def check_prompt_logprobs(vllm_config: "VllmConfig", params: Any) -> None:
 
     Only a rank that computes a prompt can tell them, and a connector that fetches it
     cannot be told that it shall not: some then end their rank.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
     """
     if not params.skip_reading_prefix_cache:
         return
@@ -153,9 +136,6 @@ def check_media_options(body: Any) -> None:
     """Refuses what tells the processors of images, audio and video what to do.
 
     It may name code that is run, and sizes that nothing limits.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
     """
     if TRUSTS_MEDIA_OPTIONS or not isinstance(body, dict):
         return

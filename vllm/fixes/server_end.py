@@ -137,11 +137,11 @@ def _exit_with(status: int) -> None:
 
 def _is_command() -> bool:
     """Whether a command of vLLM's has begun the loop in which the server now starts."""
-    frame, starts = sys._getframe(), False
+    frame, names, starts = sys._getframe(), ("asyncio", "uvloop"), False
     caller: ModuleSpec | None = None
     while frame.f_back is not None:
         starts = starts or frame.f_code.co_name == "run_server_worker"
-        if frame.f_globals.get("__name__", "").partition(".")[0] in ("asyncio", "uvloop"):
+        if frame.f_globals.get("__name__", "").partition(".")[0] in names:
             caller = frame.f_back.f_globals.get("__spec__")
         frame = frame.f_back
     return starts and caller is not None and caller.name.startswith("vllm.")

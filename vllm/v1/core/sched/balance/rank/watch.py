@@ -146,8 +146,8 @@ def _names(ranks: Sequence[int]) -> str:
 class RankWatch:
     """Watches the other ranks of one group, and shows what this one does.
 
-    One thread writes the status file, and ends the process if it is stuck in a call that
-    has no time-out of its own while another rank is silent.
+    One thread writes the status file, and ends the process if it is stuck in a call
+    that has no time-out of its own while another rank is silent.
     """
 
     def __init__(self, timeout: float, rank: int = 0, size: int = 1) -> None:
