@@ -56,7 +56,8 @@ class ReferenceModelRunner(CPUModelRunner):
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         """Hide the generators, whose offsets upstream would set back.
 
-        Those of devices have one, those of a CPU have not.
+        Those of devices have one, also of NPUs (read in torch_npu 2.10.0.post4); those
+        of a CPU have not.
         """
         batch = self.input_batch
         generators, batch.generators = batch.generators, {}
