@@ -1,6 +1,9 @@
 """A target in which something that we use is gone is refused, by its name."""
 
 import shutil
+from dataclasses import replace
+
+import pytest
 
 from balance_tools.contract.fit import findings, read_pin, status_of
 from balance_tools.hooks.model import PatchStatus
@@ -10,22 +13,33 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import edit
 
+PATHS = Paths.find()
+SERIES = load_series(PATHS.patches("vllm"))
 
-def test_what_the_release_lacks_is_refused_by_name(tmp_path):
-    """A module, a function and a relied-on name that are gone, a changed signature."""
-    paths = Paths.find()
-    pin = read_pin(paths)
-    pristine = ensure_pristine(load_lock(paths.lock).vllm, paths)
+
+@pytest.fixture(scope="module")
+def pin():
+    return read_pin(PATHS)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A release, which a test edits."""
+    pristine = ensure_pristine(load_lock(PATHS.lock).vllm, PATHS)
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pristine / "vllm", tree / "vllm", ignore=left_out)
-    series = load_series(paths.patches("vllm"))
+    return tree
+
+
+def test_what_the_release_lacks_is_refused_by_name(pin, tree, tmp_path):
+    """A module, a function and a relied-on name that are gone, a changed signature."""
     killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
     edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
     edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
     (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
     relied_on = "def get_scheduler_cls"
     edit(tree / "vllm/config/scheduler.py", relied_on, "def scheduler_cls")
-    found = findings(pin, series, tree, tmp_path / "root")
+    found = findings(pin, SERIES, tree, tmp_path / "root")
     said = [str(finding) for finding in found]
     assert "Relies-On" in said[0]
     assert "get_scheduler_cls is gone" in said[0]
@@ -33,6 +47,20 @@ def test_what_the_release_lacks_is_refused_by_name(tmp_path):
     for name in ("kill_process_tree", "create_metric_per", "punica_cpu"):
         assert any(name in one for one in said[1:]), said
     assert len(found) < 10, said
+
+
+def test_what_only_patches_call_that_are_left_out_need_not_fit(pin, tree, tmp_path):
+    gone = "uses_xdrope_dim"
+    edit(tree / "vllm/config/model.py", f"def {gone}", "def xdrope_dim")
+    said = [str(one) for one in findings(pin, SERIES, tree, tmp_path / "root")]
+    assert len(said) == 2, said
+    assert all(gone in one for one in said)
+    kept = [each for each in SERIES.patches if not each.name.startswith("security-")]
+    series = replace(SERIES, patches=tuple(kept))
+    edit(tree / "vllm/utils/system_utils.py", "kill_process_tree(", "kill_tree(")
+    said = [str(one) for one in findings(pin, series, tree, tmp_path / "root")]
+    assert said
+    assert all("kill_process_tree" in one for one in said), said
 
 
 def test_each_reason_to_ask_a_person_has_an_exit_code_of_its_own():

@@ -15,6 +15,8 @@ from vllm_balance.simulator.loop import StepRecord
 from vllm_balance.simulator.metrics import measure
 from vllm_balance.simulator.policies import make_controller
 from vllm_balance.simulator.rank.engine import Engine
+from vllm_balance.simulator.rank.gate import GatedRank
+from vllm_balance.simulator.rank.kv_cache import Blocks
 from vllm_balance.simulator.rank.limits import RankLimits
 from vllm_balance.simulator.requests.arrivals import (
     Clients,
@@ -242,6 +244,17 @@ CHAT = replace(
     workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000"),
     load_balancer="as-served",
 )
+
+
+@pytest.mark.parametrize(("preempted", "order"), [(False, [5, 90]), (True, [90, 5])])
+def test_short_prompts_pass_long_ones_but_not_preempted_ones(preempted, order):
+    rank = GatedRank(LIMITS, Blocks(LIMITS), async_scheduling=False, short_first=True)
+    for number, tokens in enumerate((90, 5)):
+        rank.add(SimRequest(number, tokens, 5))
+    rank._waiting[0].preempted = preempted
+    for step in (1, 2):
+        rank.measure(0, step, float(step))
+    assert [work.request.prompt_len for work in rank._waiting] == order
 
 
 def test_requests_are_drawn_from_the_distribution():

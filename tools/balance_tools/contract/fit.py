@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -67,6 +68,8 @@ class Pin:
     files: tuple[str, ...]
     """Ours, relative to the repository."""
     mistakes: tuple[Finding, ...]
+    uncalled: Mapping[tuple[str, str], range]
+    """What `uncalled` says of it."""
 
 
 def read_pin(paths: Paths) -> Pin:
@@ -80,7 +83,8 @@ def read_pin(paths: Paths) -> Pin:
     series, folder = load_series(paths.patches(VENDORED)), paths.build / "contract/pin"
     with exclusive(folder.parent / ".lock"):
         hooks = lay_out(folder, tree, series, paths.root, files)
-        return Pin(paths, files, type_check(folder, [*files, *hooks]))
+        mistakes = type_check(folder, [*files, *hooks])
+        return Pin(paths, files, mistakes, uncalled(folder, files, hooks))
 
 
 def our_modules(root: Path) -> tuple[str, ...]:
@@ -103,6 +107,8 @@ def our_modules(root: Path) -> tuple[str, ...]:
 def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Finding, ...]:
     """Return everything of ours that does not fit a release, worst first.
 
+    What only patches call that the bump leaves out need not fit.
+
     `series` is for `tree`, the release; `folder` is scratch, and replaced.
     """
     hooks = lay_out(folder, tree, series, pin.paths.root, pin.files)
@@ -113,8 +119,16 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
         for symbols in patch.header.relies_on
         if not any(map(modules.find, symbols))
     ]
+    left_out = [
+        (file, lines)
+        for (file, name), lines in uncalled(folder, pin.files, hooks).items()
+        if (file, name) not in pin.uncalled
+    ]
     of_ours = (
-        one for one in new if one.file in pin.files or one.line in hooks[one.file]
+        one
+        for one in new
+        if one.file in pin.files or one.line in hooks[one.file]
+        if not any(one.file == file and one.line in lines for file, lines in left_out)
     )
     return (*vanished, *_not_on_the_pin(pin, of_ours))
 
@@ -133,6 +147,35 @@ def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
         known[without_place(error)] -= 1
         if known[without_place(error)] < 0:
             yield error
+
+
+def uncalled(
+    folder: Path, files: Sequence[str], hooks: Mapping[str, frozenset[int]]
+) -> dict[tuple[str, str], range]:
+    """Return the lines of our functions and classes that no hook leads to, by name.
+
+    Files and hooks are as `lay_out` made them. A name counts wherever it is said, so
+    that a function of the same name as another's method is taken to be called.
+    """
+    called: set[str] = set()
+    for path, added in hooks.items():
+        lines = (folder / path).read_text().splitlines()
+        called.update(*(re.findall(r"\w+", lines[number - 1]) for number in added))
+    others: dict[tuple[str, str], range] = {}
+    says: dict[tuple[str, str], set[str]] = {}
+    for file in files:
+        for node in ast.parse((folder / file).read_bytes()).body:
+            named = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                key, last = (file, node.name), node.end_lineno or node.lineno
+                others[key], says[key] = range(node.lineno, last + 1), named
+            else:
+                called |= named
+    while found := [key for key in others if key[1] in called]:
+        for key in found:
+            del others[key]
+            called |= says[key]
+    return others
 
 
 def status_of(found: Sequence[Finding]) -> PatchStatus:
