@@ -53,7 +53,7 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/mypy
 	$(TOOL) lint-series
 	.venv/bin/hadolint docker/Dockerfile
-	.venv/bin/shellcheck docker/*.sh tools/*.sh
+	.venv/bin/shellcheck docker/*.sh findings/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
 	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile

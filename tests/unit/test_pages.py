@@ -17,7 +17,11 @@ from vllm_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-REPORTS = sorted((ROOT / "docs" / "upstreaming").glob("*.md"))
+FINDINGS = ROOT / "findings"
+REPORTS = [
+    *sorted((ROOT / "docs" / "upstreaming").glob("*.md")),
+    FINDINGS / "README.md",
+]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *REPORTS])
 PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -44,6 +48,11 @@ def test_newcomers_find_every_page_from_the_readme():
     linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", README))
     pages = {str(page.relative_to(ROOT)) for page in PAGES if page not in REPORTS}
     assert pages - linked <= {"README.md"}
+
+
+def test_each_finding_has_a_line():
+    listed = re.findall(r"\]\(([\w-]+\.sh)\)", (FINDINGS / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in FINDINGS.glob("*.sh"))
 
 
 def commands(page):

@@ -35,6 +35,7 @@ def test_the_sample_is_clean(made):
         ("Forwarded: not-needed", "Forwarded:", "expected the field Forwarded"),
         ("Removal-Plan: when", "Plan: when", "expected the field Removal-Plan"),
         ("Relies-On:", "Needs:", "expected the field Relies-On"),
+        ("no longer needed\n", "no longer needed\nIndex: of all\nWords.\n", "as quilt"),
         ("create_gate(config)\n", "create_gate(config) \n", "ends in white space"),
         ("create_gate(config)\n", "create_gate(config\n", "not valid Python"),
         (" from vllm.q", "-from vllm.queue import Queue\n+from vllm.q", "as quilt"),
