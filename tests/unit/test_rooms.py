@@ -18,6 +18,7 @@ BELOW = {
     },
     "vllm_balance.trial": {
         "vllm_balance.build_info",
+        "vllm_balance.cores",
         "vllm_balance.doctor",
         "vllm_balance.errors",
         "vllm_balance.policy",

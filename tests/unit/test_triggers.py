@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("*.md", "*.toml", ".github", "docs", "lines", "patches", "tests")
-OURS = ":!tests/unit/simulator"
-"""Files that only our own readers get."""
+OURS = (":!tests/unit/simulator", ":!tests/unit/test_triggers.py")
+"""Files that only our own readers get, and this one."""
 TRIGGERS = {
     "many levels": r"""(["'])(?:(?!\1).)*[][(){}](?:(?!\1).)*\1 ?\* ?\d[\d_]{2}""",
     "brackets": r"[][{}(]{40}",
@@ -26,16 +26,16 @@ TRIGGERS = {
 }
 """By what it is: how it looks beside a request."""
 EXAMPLES = {
-    "many levels": ("'{%s:' * 900", "'[%s' * 9"),
-    "brackets": ("%s" + "[" * 45, "[[[[%s"),
-    "a long text": ('"x%s" * 100_000', '"x%s" * 1024'),
-    "a repetition": ("a%s{1,3" + "0000}", "a%s{1,41}"),
-    "a size": ('"maxLength"%s: 10**9', '"maxLength"%s: 41'),
-    "a resize": ('"new_data_parallel_size"%s: 4000', '"data_parallel_size"%s: 4'),
-    "no token": ('"stop_token_ids"%s: [5, -7]', '"stop_token_ids"%s: [5, 7]'),
-    "an automaton": ("(a|b)*%sa(a|b){2", "(a|b)%s{2"),
+    "many levels": ("'{:' * 900", "'[' * 9"),
+    "brackets": ("" + "[" * 45, "[[[["),
+    "a long text": ('"x" * 100_000', '"x" * 1024'),
+    "a repetition": ("a{1,3" + "0000}", "a{1,41}"),
+    "a size": ('"maxLength": 10**9', '"maxLength": 41'),
+    "a resize": ('"new_data_parallel_size": 4000', '"data_parallel_size": 4'),
+    "no token": ('"stop_token_ids": [5, -7]', '"stop_token_ids": [5, 7]'),
+    "an automaton": ("(a|b)*a(a|b){2", "(a|b){2"),
 }
-"""Of each what is found, and what is not, with a gap: so they are not found here."""
+"""Of each what is found, and what is not."""
 
 
 def found_in(text: str) -> list[str]:
@@ -48,14 +48,14 @@ def found_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("what", TRIGGERS)
 def test_what_would_harm_is_found_and_what_would_not_is_not(what):
-    trigger, harmless = (text % "" for text in EXAMPLES[what])
+    trigger, harmless = EXAMPLES[what]
     assert re.search(TRIGGERS[what], trigger)
     assert not re.search(TRIGGERS[what], harmless)
 
 
 def test_no_page_and_no_test_has_a_request_that_harms():
     listed = subprocess.check_output(
-        ["git", "ls-files", "-z", "--", *FOLDERS, OURS], cwd=ROOT, text=True
+        ["git", "ls-files", "-z", "--", *FOLDERS, *OURS], cwd=ROOT, text=True
     )
     files = [ROOT / name for name in listed.split("\0") if name]
     texts = [path for path in files if path.suffix in (".md", ".py", ".patch", ".toml")]

@@ -1,8 +1,5 @@
 """Wishes for another policy."""
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +9,6 @@ from vllm_balance.core.policies import POLICIES
 from vllm_balance.core.policies.wishes import NAMES, first_wish, next_wish, wished
 
 names = st.sampled_from(NAMES)
-OPERATORS = Path(__file__).parents[3] / "vllm/v1/core/sched/balance/front/operators.py"
 
 
 @given(st.integers(0, 10**12), names)
@@ -32,8 +28,3 @@ def test_there_is_one_for_every_policy_and_none_for_others():
     assert {*NAMES} == {"off", *POLICIES} == {*policy.NAMES}
     with pytest.raises(ValueError, match="not in tuple"):
         next_wish(0, "best")
-
-
-def test_command_and_server_have_the_same_key_and_path():
-    found = dict(re.findall(r'^(\w+) = "(.+)"$', OPERATORS.read_text(), re.M))
-    assert found == {"KEY": policy.KEY, "PATH": policy.PATH}

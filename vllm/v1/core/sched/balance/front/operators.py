@@ -13,12 +13,10 @@ from fastapi import APIRouter, HTTPException, Request
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
 
 from vllm_balance.core.policies.wishes import NAMES, next_wish
-from vllm_balance.policy import KEY, key_of
+from vllm_balance.policy import KEY, PATH, key_of
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
-
-PATH = "/balance_policy"
 
 
 def add_policy_route(router: APIRouter) -> None:
