@@ -32,13 +32,16 @@ def parent_is_gone() -> bool:
     return parent is not None and os.getppid() != parent.pid
 
 
-def end_if_orphaned() -> None:
-    """Ends this process, and those that it started, if its parent has ended.
+def end_with_parent() -> None:
+    """From now on this process and its own end when its parent has ended.
 
     A front-end that is killed tells nobody. Its ranks and its coordinator would live
     on, with their memory, and forked ones with the socket on which clients connect.
     """
-    if parent_is_gone():
+
+    def watch() -> None:
+        while not parent_is_gone():
+            time.sleep(_PERIOD_S)
         logger.error(
             "Data parallel balance: the process that started %s (pid %d) has ended "
             "without stopping it. Ending it.",
@@ -46,15 +49,6 @@ def end_if_orphaned() -> None:
             os.getpid(),
         )
         kill_process_tree(os.getpid())
-
-
-def end_with_parent() -> None:
-    """From now on this process ends when its parent has ended, also if it is killed."""
-
-    def watch() -> None:
-        while True:
-            end_if_orphaned()
-            time.sleep(_PERIOD_S)
 
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=watch, daemon=True).start()
