@@ -51,7 +51,14 @@ TIMEOUT_S = 3
 
 
 class SlowEngine(LoopEngine):
-    """The first step of a wave takes longer than ranks wait for each other."""
+    """The first step of a wave takes longer than ranks wait for each other.
+
+    A rank may hear of the wave before its request comes, and not by that.
+    """
+
+    def add_request(self, *arguments):
+        super().add_request(*arguments)
+        self.engines_running = True
 
     def _record(self, output):
         super()._record(output)

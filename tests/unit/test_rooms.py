@@ -33,7 +33,7 @@ BELOW = {
         BALANCE,
     },
     "vllm.fixes": set(),
-    f"{BALANCE}": {"vllm_balance.core", "vllm.fixes"},
+    f"{BALANCE}": {"vllm_balance.core", "vllm_balance.policy", "vllm.fixes"},
 }
 """By room what it may import of ours; others may import any but tools."""
 
