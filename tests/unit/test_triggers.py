@@ -26,14 +26,14 @@ TRIGGERS = {
 }
 """By what it is: how it looks beside a request."""
 EXAMPLES = {
-    "many levels": ("'{%s:' * 900", "'[%s' * 9"),
+    "many levels": ("'{'%s * 900", "'['%s * 9"),
     "brackets": ("%s" + "[" * 45, "[[[[%s"),
-    "a long text": ('"x%s" * 100_000', '"x%s" * 1024'),
+    "a long text": ('"x"%s * 100_000', '"x"%s * 1024'),
     "a repetition": ("a%s{1,3" + "0000}", "a%s{1,41}"),
     "a size": ('"maxLength"%s: 10**9', '"maxLength"%s: 41'),
     "a resize": ('"new_data_parallel_size"%s: 4000', '"data_parallel_size"%s: 4'),
     "no token": ('"stop_token_ids"%s: [5, -7]', '"stop_token_ids"%s: [5, 7]'),
-    "an automaton": ("(a|b)*%sa(a|b){2", "(a|b)%s{2"),
+    "an automaton": ("(a|b)%s*a(a|b){2", "(a|b)%s{2"),
 }
 """Of each what is found, and what is not, with a gap: so they are not found here."""
 
