@@ -37,7 +37,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
         "import pathlib\n"
         "read = pathlib.Path.read_bytes\n"
         "pathlib.Path.read_bytes = lambda path: read(path) + (\n"
-        "    b'#' if path.match('sched/balance/core/policies/adaptive.py') else b'')\n"
+        "    b'#' if path.match('vllm_balance/core/policies/adaptive.py') else b'')\n"
     )
     changed = {"PYTHONPATH": str(tmp_path)}
     port = ("--port", str(free_port()))
