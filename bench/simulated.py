@@ -35,15 +35,13 @@ from rivals.known import CONTROLLERS
 from rivals.routers import ROUTERS
 from vllm_balance.simulator import loop, scenario
 from vllm_balance.simulator.front_end.load_balancers import LOAD_BALANCERS
-from vllm_balance.simulator.metrics import measure
+from vllm_balance.simulator.metrics import measure, percentile
 from vllm_balance.simulator.requests.arrivals import ClientTraffic
 from vllm_balance.simulator.results import versions
 from vllm_balance.simulator.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-TTFT_SLO_S, TPOT_SLO_S = 2.0, 0.1
-"""Goodput is the share of the requests that keep both."""
 MEASURED = (
     "output_throughput",
     "mean_tpot_ms",
@@ -79,19 +77,22 @@ def execute(task: Task) -> tuple[str, Figures]:
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
     figures = {n: round(v, 2) for n, v in measured.items() if v is not None}
-    figures["goodput"] = round(goodput(run), 4)
+    for name, limits in tables.LIMITS.items():
+        figures[name] = round(attained(run, *limits), 4)
+    per_token = [(r.done - r.sent) / r.output_len for r in run.requests]
+    figures["p90_per_token_ms"] = round(1e3 * percentile(sorted(per_token), 0.9), 2)
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
     return task.key, figures
 
 
-def goodput(run: loop.Run) -> float:
+def attained(run: loop.Run, ttft_ms: float, tpot_ms: float) -> float:
     """Share of the requests with a TTFT and a TPOT within the limits."""
     return statistics.fmean(
-        request.first_token - request.sent <= TTFT_SLO_S
-        and request.done - request.first_token
-        <= TPOT_SLO_S * max(1, request.output_len - 1)
+        1e3 * (request.first_token - request.sent) <= ttft_ms
+        and 1e3 * (request.done - request.first_token)
+        <= tpot_ms * max(1, request.output_len - 1)
         for request in run.requests
     )
 

@@ -10,11 +10,12 @@ from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
 
 from vllm_balance.core.policies.adaptive import (
     Adaptive,
-    Waits,
+    Cheap,
     _decodes_first,
     _slack,
     _wait,
 )
+from vllm_balance.core.policies.cost import StepCost
 from vllm_balance.core.policies.decision import OPEN
 from vllm_balance.core.policies.flow import Flow
 
@@ -161,29 +162,6 @@ def test_who_goes_sooner(sooner, later):
     assert steps_held(sooner) < steps_held(later)
 
 
-def test_old_requests_go_sooner_than_new_ones():
-    policy, other = learned(), learned()
-    for _ in range(3):
-        policy.decide(one_pending(age=0.1))
-        other.decide(one_pending(age=0.1))
-    old = [policy.decide(one_pending(age=20.0)).admit for _ in range(100)]
-    new = [other.decide(one_pending(age=0.1)).admit for _ in range(100)]
-    assert old.index(True) < new.index(True)
-
-
-def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
-    """Else its own age is the usual one, and it is held until others come."""
-    waits, seconds, waiting = Waits(), 0.04, []
-    for step in range(400):
-        lone = step % 2
-        age, count = (10.0, 1) if lone else (1.0, 9)
-        rows = [running(6, pending=count, pending_age_us=int(age * 1e6))] * 4
-        waits = _wait(waits._replace(waiting=()), snapshot(rows), seconds)
-        waiting.append(waits.waiting[0] / seconds)
-    assert sum(waiting[-20:]) == pytest.approx(10 * (9 + 1), rel=0.02)
-    assert waiting[-1] > 5
-
-
 @given(load=st.floats(0, 4), stretch=st.floats(1.01, 20))
 def test_slack_costs_the_mean_what_it_may(load, stretch):
     """0.4 % of it with all slots in use, if all that prefills take goes with the cycle;
@@ -211,42 +189,99 @@ def test_a_rank_that_runs_nothing_waits_for_the_others(rows):
     assert not learned().decide(snapshot(rows)).admit
 
 
-@pytest.mark.parametrize("replaced", [True, False])
-def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
-    """But for the step in which in a closed loop those come who ended in the last."""
+def test_nothing_is_held_while_nobody_decodes():
+    """But for the step in which clients may ask whose answers ended in the last."""
     policy = learned()
-    monkeypatch.setattr(Flow, "is_replaced", replaced)
     rows = snapshot([running(1, pending=1, decoding=0), IDLE, IDLE])
     policy.decide(snapshot([DECODE, IDLE, IDLE]))
-    first = policy.decide(rows)
-    assert first.reason == ("waiting_cost" if replaced else "idle")
+    assert policy.decide(rows).reason == "waiting_cost"
     assert policy.decide(rows) == OPEN._replace(reason="idle")
 
 
-def about_to_end(monkeypatch, ending, queued, replaced=False, ranks=4):
+def about_to_end(monkeypatch, ending, queued):
     """Whether a due release of one request per rank, of 40, is held for decodes."""
     monkeypatch.setattr(Flow, "ending", ending)
-    monkeypatch.setattr(Flow, "is_replaced", replaced)
     known = learned().state.known
     row = running(40, pending=1, max_running=41)
-    rows = snapshot([row._replace(waiting=1 + queued)] * ranks)
-    return _decodes_first(known.flow, known.cost, [100] * ranks, rows)
+    rows = snapshot([row._replace(waiting=1 + queued)] * 4)
+    return _decodes_first(known.flow, known.cost, [100] * 4, rows)
 
 
 def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch):
     assert about_to_end(monkeypatch, ending=0.1, queued=4)
     assert not about_to_end(monkeypatch, ending=0.001, queued=0)
     assert not about_to_end(monkeypatch, ending=0.1, queued=40)
-    assert not about_to_end(monkeypatch, ending=0.1, queued=4, replaced=True)
-    assert not about_to_end(monkeypatch, ending=0.1, queued=4, ranks=1)
 
 
-@pytest.mark.parametrize(("ranks", "times"), [(1, 3), (2, 1)])
-def test_a_rank_alone_waits_for_its_queue_as_well(ranks, times):
+@pytest.mark.parametrize(("ranks", "reason"), [(1, "gain"), (4, "decodes_first")])
+def test_on_a_rank_alone_no_release_waits_for_decodes(monkeypatch, ranks, reason):
+    monkeypatch.setattr(Flow, "ending", 0.1)
+    policy = learned(ranks=ranks)
+    rows = snapshot([running(40, pending=1, max_running=41)] * ranks)
+    reasons = [policy.decide(rows).reason for _ in range(200)]
+    assert next(name for name in reasons if name != "waiting_cost") == reason
+
+
+@pytest.mark.parametrize(("ranks", "waited"), [(1, 6.0), (2, 2.0)])
+def test_a_rank_alone_waits_for_its_queue_as_well(ranks, waited):
     """Its 24 requests are three times those that have a slot."""
     rows = [running(6, pending=2, waiting=18)] * ranks
-    waits = _wait(Waits(), snapshot(rows), seconds=1.0)
-    assert waits.waiting == pytest.approx([times] * ranks)
+    waiting = _wait((), snapshot(rows), seconds=1.0)
+    assert waiting == pytest.approx([waited] * ranks)
+
+
+def test_a_cheap_prompt_goes_at_once_and_of_others_as_much_with_it():
+    policy = learned()
+    assert policy.decide(one_pending()).reason == "waiting_cost"
+    rows = [running(6, pending=1), running(6, pending=1, tokens=20), DECODE, DECODE]
+    decision = policy.decide(snapshot(rows))
+    assert decision.admit
+    assert decision.reason == "cheap"
+    assert decision.prefill_budget >= 20
+
+
+@pytest.mark.parametrize("queued", [0, 1])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_cheap_prompt_is_held_in_a_closed_loop_and_beside_a_queue(
+    queued, closed, monkeypatch
+):
+    policy = learned()
+    monkeypatch.setattr(Flow, "is_closed", closed)
+    row = running(6, pending=1, tokens=20)
+    rows = snapshot([row._replace(waiting=1 + queued), DECODE, DECODE, DECODE])
+    held = closed or queued
+    assert policy.decide(rows).reason == ("waiting_cost" if held else "cheap")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "reason"),
+    [(1, MAX_TOKENS // 2, "waiting_cost"), (2, 5, "cheap")],
+)
+def test_a_rank_alone_releases_no_prompt_for_being_cheap(ranks, tokens, reason):
+    """Which would be a long one there: it uses more of what leaving the graph costs."""
+    policy = learned(ranks=ranks)
+    known = policy.state.known._replace(cost=StepCost(0.04, 0.04, 0.5, 0.0))
+    cheap = Cheap(usual=100.0, pending=(0,) * ranks, allowed=10.0)
+    policy.state = policy.state._replace(known=known, cheap=cheap)
+    row = DECODE._replace(step_time_us=0)  # nothing is learned from it
+    one = running(6, pending=1, tokens=tokens, step_time_us=0)
+    rows = [one, *[row] * (ranks - 1)]
+    assert policy.decide(snapshot(rows)).reason == reason
+
+
+def test_cheap_prompts_take_their_share_of_everybodys_time_and_no_more():
+    """Of 20 tokens on one rank, where a usual one has 100; 25 requests lose by it."""
+    policy, went = learned(), []
+    cost, stretch = policy.learned.cost, policy.state.known.flow.stretch
+    for step in range(8000):
+        tokens = (0, 20, 0, 180)[step % 4]
+        rows = [running(6, pending=tokens > 0, tokens=tokens), DECODE, DECODE, DECODE]
+        went.append(policy.decide(snapshot(rows)).reason == "cheap")
+    kept = 20 * 25 * stretch * cost.alone(100 / MAX_TOKENS, 4)
+    given = 0.12 * 25 * 0.04 * len(went) + kept
+    assert 100 < sum(went[1::4]) < 1900
+    assert sum(went[3::4]) == 0
+    assert sum(went) * 25 * cost.alone(20 / MAX_TOKENS, 4) < given
 
 
 def test_a_request_that_comes_rarely_is_held_as_well():

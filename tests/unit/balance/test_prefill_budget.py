@@ -1,5 +1,6 @@
 """The choice of the prefill budget."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,13 +25,24 @@ def gain(level, work, ranks, cost=COST):
 @given(work=work, idle=st.integers(0, 8), limit=st.integers(1, MAX_TOKENS))
 def test_no_level_gains_more(work, idle, limit):
     ranks = len(work) + idle
-    best = best_prefill_budget(work, ranks, limit, MAX_TOKENS, COST)
+    best, most = best_prefill_budget(work, ranks, limit, MAX_TOKENS, COST)
     assert 0 <= best <= limit
-    least = gain(best, work, ranks) if best else 0.0
+    assert most == pytest.approx(gain(best, work, ranks) if best else 0.0, abs=1e-9)
     for level in {*range(1, limit + 1, 7), *(min(p, limit) for p, _ in work)}:
-        assert gain(level, work, ranks) <= least + 1e-9
+        assert gain(level, work, ranks) <= most + 1e-9
+
+
+@given(work=work, limit=st.integers(1, MAX_TOKENS), rank=st.integers(0, 7))
+def test_the_best_level_from_the_least_on_whether_it_gains_or_not(work, limit, rank):
+    ranks, levels = len(work) + 1, [min(tokens, limit) for tokens, _ in work]
+    least = levels[rank % len(work)]
+    best, most = best_prefill_budget(work, ranks, limit, MAX_TOKENS, COST, least)
+    gains = {level: gain(level, work, ranks) for level in levels if level >= least}
+    assert most == pytest.approx(max(gains.values()), abs=1e-9)
+    assert gains[best] == pytest.approx(most, abs=1e-9)
 
 
 def test_what_all_ranks_pay_together_is_no_waste():
     shared = StepCost(decode=0.04, fixed=0.0, own=0.0, shared=1.0)
-    assert best_prefill_budget([(900, 1e-9)], 4, MAX_TOKENS, MAX_TOKENS, shared) == 900
+    budget, _ = best_prefill_budget([(900, 1e-9)], 4, MAX_TOKENS, MAX_TOKENS, shared)
+    assert budget == 900

@@ -42,6 +42,7 @@ SERVED = {
     ),
 }
 REASONS = {
+    "cheap",
     "decodes_first",
     "gain",
     "hold_bound",
@@ -51,9 +52,9 @@ REASONS = {
     "waiting_cost",
 }
 RECORDED = {
-    "a trace": "c9563917e5df8ffb",
-    "long prompts": "6ccd09670677c222",
-    "a full cache": "f1121cb1c8e67ae5",
+    "a trace": "b942314c85047425",
+    "long prompts": "5859c53f7535e1b4",
+    "a full cache": "b03e50a928b9e8e5",
 }
 
 

@@ -56,6 +56,7 @@ REASONS = {
         "waiting costs less than unequal prefills would",
     ),
     "gain": ("adaptive", "releasing gains more than it costs"),
+    "cheap": ("adaptive", "a prompt that is cheap to release alone goes at once"),
     "decodes_first": ("adaptive", "decoding meanwhile ends more requests than wait"),
     "hold_bound": (
         "adaptive",

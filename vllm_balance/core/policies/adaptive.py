@@ -7,7 +7,7 @@ After each step, on every rank alike, from the rows of all ranks::
     learn what steps cost, and how decodes fare
     for each rank r:                                  # its rent
         share[r] = decoding[r] + pending[r], over the mean of the ranks
-        waiting[r] += dt * pending[r] * share[r] * (1 + age[r]^2 / usual_age^2) / 2
+        waiting[r] += dt * pending[r] * share[r]
         waiting[r] = 0 if nothing is pending on r
 
     1. if nobody decodes: open                        # nothing is delayed by a release
@@ -15,13 +15,15 @@ After each step, on every rank alike, from the rows of all ranks::
     3. work[r] = tokens to compute of the pending prompts, deep ones dearer
        B = the budget, at most a step, with the largest
            sum_r waiting[r] * weight * min(1, B / work[r]) - waste(B)
-       if that is negative for every B: hold
+       if that is negative for every B: release prompts that are cheap alone, for as
+           long as such releases may take time; else hold
     4. if the next decode ends more requests than wait for the release: hold
        otherwise: release B tokens on every rank
 
     waiting[r] *= 1 - min(1, B / work[r])             # what is released has paid
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -55,6 +57,13 @@ slots are in use; see `_slack`."""
 _LEAST_LOAD = 0.07
 """Share of the slots in use below which no more is given: at most 3 % of the mean. With
 0.02 eight clients of 256 slots lose 2 % of their throughput."""
+_CHEAP = 0.9
+"""Share of what a usual prompt wastes, released alone, up to which one is cheap."""
+_FOR_CHEAP = 0.12
+"""Share of everybody's time that cheap prompts may take by going at once. Most of it
+holds would have taken anyway: the mean is longer by an eighth of it."""
+_MOST_CHEAP = 20
+"""Releases of a usual prompt for which time is kept."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need; what holds could save is
 less than can be measured then."""
@@ -82,31 +91,47 @@ class Known(NamedTuple):
         return [n + price * pairs for n, pairs in zip(tokens, attended, strict=True)]
 
 
-class Waits(NamedTuple):
-    """How long requests have waited."""
+class Cheap(NamedTuple):
+    """What is needed to tell cheap prompts, and to let them go at once."""
 
-    number: float = float(MEMORY)
-    """How many waited in the recent steps, summed."""
-    squares: float = 0.0
-    """Their squared ages, summed; 0 at first, so that the first holds are short."""
-    waiting: Sequence[float] = ()
-    """Person-seconds of waiting on each rank that no release has paid for."""
+    usual: float = 0.0
+    """Tokens of a prompt, as they cost, a mean of the last ones."""
+    pending: Sequence[int] = ()
+    """Requests that were pending on each rank after the last step."""
+    allowed: float = 0.0
+    """Person-seconds that releases of cheap ones may take."""
+
+    def see(self, pending: Sequence[int], work: Sequence[float]) -> "Cheap":
+        """With the prompts that have become pending on a rank without others."""
+        usual = self.usual
+        for now, before, tokens in zip(pending, self.pending, work, strict=False):
+            if now and not before:
+                share = now / (now + MEMORY) if usual else 1.0
+                usual += share * (tokens / now - usual)
+        return Cheap(usual, pending, self.allowed)
 
 
 class AdaptiveState(NamedTuple):
     """All that `adaptive` remembers. It is a value: who keeps one can go on from it."""
 
     known: Known = Known()
-    waits: Waits = Waits()
+    waiting: Sequence[float] = ()
+    """Person-seconds of waiting on each rank that no release has paid for."""
     unknown: float = 0.0
     """Seconds of decodes beside prefills, before any step without one was timed."""
     nobody: bool = True
     """Whether nobody decoded after the last step."""
+    cheap: Cheap = Cheap()
+    """Which prompts are cheap."""
 
     def next_wave(self) -> "AdaptiveState":
         """Without what was waited; with what is known of the costs and requests."""
-        known = self.known._replace(flow=self.known.flow.next_wave())
-        return AdaptiveState(known, self.waits._replace(waiting=()), self.unknown)
+        return self._replace(
+            known=self.known._replace(flow=self.known.flow.next_wave()),
+            waiting=(),
+            nobody=True,
+            cheap=self.cheap._replace(pending=()),
+        )
 
 
 class Adaptive:
@@ -158,31 +183,32 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
     """The decision on the next step, and what is remembered after it."""
     seconds = max(snapshot.step_time_us) * SECONDS
     known = _learn(state.known, snapshot, seconds)
-    waits = _wait(state.waits, snapshot, seconds)
+    waiting = _wait(state.waiting, snapshot, seconds)
     unknown = state.unknown
     if known.cost is None and state.known.flow.decoding:
         unknown += seconds
     work = known.work(snapshot.pending_tokens, snapshot.pending_attended)
+    cheap = state.cheap.see(snapshot.pending, work)
     nobody = not any(snapshot.decoding)
-    # In a closed loop those may come who ended in the last step.
-    clients_ask = known.flow.is_replaced and not state.nobody
-    if nobody and not (clients_ask and known.cost is not None):
+    # Clients may ask again whose answers have ended in the last step.
+    if nobody and (state.nobody or known.cost is None):
         decision = _IDLE
     elif known.cost is None:
         decision = _first_decode(len(known.served), snapshot, unknown)
         unknown = unknown if decision.admit else 0.0
     else:
-        decision = _weigh(known, known.cost, waits.waiting, work, snapshot)
+        decision, cheap = _weigh(
+            known, known.cost, waiting, work, snapshot, cheap, seconds
+        )
         if nobody and decision.admit:
             decision = _IDLE
     budget = decision.prefill_budget
     released = math.inf if budget is None else budget
     waiting = [
         waited * (1 - released / tokens) if released < tokens else 0.0
-        for waited, tokens in zip(waits.waiting, work, strict=True)
+        for waited, tokens in zip(waiting, work, strict=True)
     ]
-    waits = Waits(waits.number, waits.squares, waiting)
-    state = AdaptiveState(known, waits, unknown, nobody)
+    state = AdaptiveState(known, waiting, unknown, nobody, cheap)
     if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
         return decision, state  # a cut prompt takes more steps, in which others decode
     admits, budget, reason, *_ = decision
@@ -223,36 +249,25 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
     return Known(fit, cost, attention, flow, served)
 
 
-def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
-    """Adds a step's waiting, more on full ranks and for old requests.
+def _wait(
+    waiting: Sequence[float], snapshot: Snapshot, seconds: float
+) -> Sequence[float]:
+    """Adds a step's waiting, more on full ranks.
 
     A rank with more requests than others ends last, and must not wait for these;
-    one that is alone must not keep those waiting who wait for a slot. Half of it
-    grows with the square of the age, as a share of the mean square of whoever
-    waited lately, so that on average a second counts as one: the last percent of
-    the first tokens are those of the oldest.
+    one that is alone must not keep those waiting who wait for a slot.
     """
-    pending, waiting = snapshot.pending, waits.waiting
+    pending = snapshot.pending
     if len(waiting) != len(pending):
         waiting = [0.0] * len(pending)
-    ages = [age * age * SECONDS * SECONDS for age in snapshot.pending_age_us]
-    keep = 1 - 1 / MEMORY
-    number = waits.number * keep + sum(pending)
-    squares = waits.squares * keep
-    squares += math.fsum(n * square for n, square in zip(pending, ages, strict=True))
-    if not seconds:  # the first step of a wave: nobody has waited
-        return Waits(number, squares, waiting)
-    usual = max(squares / number, seconds * seconds)
     places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
     mean = sum(places) / len(places)
     if len(places) == 1 and mean:
         places = [_requests(snapshot)]
-    rows = zip(waiting, pending, places, ages, strict=True)
-    waiting = [
-        waited + seconds * n * place / mean * ((1 + square / usual) / 2) if n else 0.0
-        for waited, n, place, square in rows
+    return [
+        waited + seconds * n * place / mean if n else 0.0
+        for waited, n, place in zip(waiting, pending, places, strict=True)
     ]
-    return Waits(number, squares, waiting)
 
 
 def _first_decode(ranks: int, snapshot: Snapshot, unknown: float) -> Decision:
@@ -279,28 +294,49 @@ def _weigh(
     waiting: Sequence[float],
     work: Sequence[float],
     snapshot: Snapshot,
-) -> Decision:
-    """A release, if one is worth it; else a hold, which no arrival slips through."""
-    largest = max(snapshot.max_tokens)
+    cheap: Cheap,
+    seconds: float,
+) -> tuple[Decision, Cheap]:
+    """A release, if one is worth it, or of prompts that are cheap.
+
+    Else a hold, which no arrival slips through.
+    """
+    largest, ranks = max(snapshot.max_tokens), len(known.served)
     limit = max(1, largest - max(snapshot.running))
     requests, stretch = max(1, _requests(snapshot)), known.flow.stretch
-    load = requests / max(1, sum(snapshot.max_running))
-    weight = (1 + _slack(load, stretch)) / (requests * stretch)
+    load, persons = requests / max(1, sum(snapshot.max_running)), requests * stretch
+    weight = (1 + _slack(load, stretch)) / persons
     waited = zip(work, waiting, strict=True)
-    budget = best_prefill_budget(
-        [(tokens, seconds * weight) for tokens, seconds in waited if tokens],
-        ranks=len(known.served),
-        limit=whole_step(limit, known.attention),
-        max_tokens=largest,
-        cost=cost,
-    )
+    rows = [(tokens, each * weight) for tokens, each in waited if tokens]
+    given = rows, ranks, whole_step(limit, known.attention), largest, cost
+    release = OPEN._replace(reason="gain")
+    budget, _ = best_prefill_budget(*given)
+    if budget and ranks > 1:
+        served = [min(tokens, budget) for tokens in work]
+        if _decodes_first(known.flow, cost, served, snapshot):
+            return _DECODES_FIRST, cheap
+    # Who waits for a slot waits for an end, and in a closed loop time is throughput.
+    have_slots = requests == sum(snapshot.decoding) + sum(snapshot.pending)
+    if have_slots and ranks > 1 and not known.flow.is_closed:
+        usual = cost.alone(min(1.0, cheap.usual / largest), ranks)
+        allowed = cheap.allowed + _FOR_CHEAP * requests * seconds
+        allowed = min(allowed, _MOST_CHEAP * usual * persons)
+        if not budget and allowed > 0:
+            shares = [min(n, given[2]) for n, _ in rows]
+            is_cheap = [
+                cost.alone(n / largest, ranks) <= _CHEAP * usual for n in shares
+            ]
+            if any(is_cheap):
+                least = max(itertools.compress(shares, is_cheap))
+                release = OPEN._replace(reason="cheap")
+                budget, gain = best_prefill_budget(*given, least)
+                allowed += gain * persons
+        cheap = cheap._replace(allowed=allowed)
     if not budget:
-        return _HOLD
-    if _decodes_first(known.flow, cost, [min(n, budget) for n in work], snapshot):
-        return _DECODES_FIRST
+        return _HOLD, cheap
     # Rounded up, so that nothing is left of a prompt for which it is meant.
-    whole = int(budget) + (known.attention > 0)
-    return Decision(admit=True, prefill_budget=whole, reason="gain")
+    tokens = int(budget) + (known.attention > 0)
+    return release._replace(prefill_budget=tokens), cheap
 
 
 def _slack(load: float, stretch: float) -> float:
@@ -326,12 +362,9 @@ def _decodes_first(
 
     A step more of decodes spares those that end in it the whole release, and delays
     all that have no first token by the step. Short answers are so given before more
-    prompts are begun, but a queue is not kept waiting for them. In a closed loop
-    nothing is spared: whoever ends is replaced by one that waits for the release.
-    Nor on a rank alone, where a step more for few decodes only comes later.
+    prompts are begun, but a queue is not kept waiting for them. On a rank alone a step
+    more for few decodes only comes later.
     """
-    if flow.is_replaced or len(snapshot.running) == 1:
-        return False
     seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
     decoding = sum(snapshot.decoding)
     waiting = _requests(snapshot) - decoding

@@ -90,6 +90,10 @@ class StepCost(NamedTuple):
         unused = self.own * (most - mean) + self.fixed * (1 - mean)
         return unused + self.padding * most * idle
 
+    def alone(self, most: float, ranks: int) -> float:
+        """Seconds that it wastes if one of the ranks alone prefills."""
+        return self.waste(most, most / ranks, 1 - 1 / ranks)
+
     def prefill_seconds(
         self, most: float, mean: float, idle: float, attended: float = 0.0
     ) -> float:
@@ -104,8 +108,9 @@ def best_prefill_budget(
     limit: float,
     max_tokens: int,
     cost: StepCost,
-) -> float:
-    """The budget B with the largest gain, or 0 if none is worth its waste.
+    least: float = 0.0,
+) -> tuple[float, float]:
+    """The budget B with the largest gain, and that; 0 if none is worth its waste.
 
     ``gain(B) = sum_r cost_r * min(1, B / p_r)
     - cost.waste(B, mean_r min(p_r, B), share of ranks without work)``
@@ -120,9 +125,10 @@ def best_prefill_budget(
         limit: the largest budget that a step can take beside its decodes, at least 1.
         max_tokens: tokens of the largest step; the unit of `cost`.
         cost: what prefills cost.
+        least: if not 0, the best one of those from it on, worth it or not.
 
     Returns:
-        A number as those of `work`, at most `limit`.
+        A number as those of `work`, at most `limit`; and seconds.
     """
     ordered = sorted(work)
     # Waiting cost and tokens of the ranks that are served whole.
@@ -135,11 +141,11 @@ def best_prefill_budget(
     slope = (own + cost.fixed / max_tokens) / ranks
     junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
     rate = math.fsum(waited / tokens for tokens, waited in ordered) - own - junk
-    best, best_gain = 0.0, cost.fixed
+    best, best_gain = 0.0, -math.inf if least else cost.fixed
     for tokens, waited in ordered:
         budget = tokens if tokens < limit else limit
         gain = saved + budget * rate + slope * (below + budget * above)
-        if gain >= best_gain:
+        if gain >= best_gain and budget >= least:
             best, best_gain = budget, gain
         if tokens >= limit:
             break
@@ -147,7 +153,7 @@ def best_prefill_budget(
         rate -= waited / tokens
         below += tokens
         above -= 1
-    return best
+    return best, best_gain - cost.fixed
 
 
 _DECODES = 15

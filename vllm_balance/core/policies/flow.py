@@ -15,24 +15,24 @@ class Flow(NamedTuple):
 
     decoding: int = 0
     """Requests that decode after the last step."""
-    requests: int | None = None
-    """In all ranks after the last step, if it was one without a prefill."""
     ended: float = 0.0
     """Requests that ended in steps without a prefill."""
     decoded: float = 0.0
     """Those that decoded in them."""
-    left: float = 0.0
-    """By how many requests the ranks have fewer after these steps."""
     seconds: float = 0.0
     """Of all steps."""
     decode_seconds: float = 0.0
     """What these would have taken without prefills."""
     steps: float = 0.0
     """Before it was known what a decode takes."""
+    mean: float = 0.0
+    """Of the requests in all ranks, over the last `MEMORY` that ended."""
+    variance: float = 0.0
+    """Of the same."""
 
     def next_wave(self) -> "Flow":
         """Without the last step."""
-        return self._replace(decoding=0, requests=None)
+        return self._replace(decoding=0)
 
     @property
     def ending(self) -> float:
@@ -40,12 +40,13 @@ class Flow(NamedTuple):
         return self.ended / self.decoded if self.decoded else 0.0
 
     @property
-    def is_replaced(self) -> bool:
-        """Whether another request comes at once for most that end.
+    def is_closed(self) -> bool:
+        """Whether another request comes for each that ends, and no others.
 
-        So it is in a closed loop, and in an open one that is overloaded.
+        Their number hardly varies then. Where they come at random, its variance is
+        about its mean.
         """
-        return self.left + self.left < self.ended
+        return self.variance < self.mean / 4
 
     @property
     def stretch(self) -> float:
@@ -76,14 +77,17 @@ class Flow(NamedTuple):
             seconds: its duration; 0 if it is not known.
             decode: seconds of a step without prefill; None if they are not known.
         """
-        _, last, ends, decoded, left, passed, decodes, steps = self
+        _, ends, decoded, passed, decodes, steps, mean, variance = self
+        if ended:
+            share = min(1.0, ended / MEMORY) if mean else 1.0
+            away = requests - mean
+            mean += share * away
+            variance += share * ((1 - share) * away * away - variance)
         if self.decoding and not prefilled:
             # Each that should end forgets one, so that longer answers are learned, too.
             keep = 1 / (1 + self.decoding * self.ending / MEMORY)
             ends = ends * keep + ended
             decoded = decoded * keep + self.decoding
-            # What came while others prefilled is seen in the step after it.
-            left = left * keep + (ended if last is None else last - requests)
         if seconds:
             keep = 1 / (1 + (ends / decoded if decoded else 0.0))
             passed = passed * keep + seconds
@@ -93,5 +97,4 @@ class Flow(NamedTuple):
                 if steps:
                     decodes, steps = steps * decode, 0.0
                 decodes = decodes * keep + min(seconds, decode)
-        last = None if prefilled else requests
-        return Flow(decoding, last, ends, decoded, left, passed, decodes, steps)
+        return Flow(decoding, ends, decoded, passed, decodes, steps, mean, variance)
