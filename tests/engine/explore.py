@@ -267,7 +267,9 @@ def _explore(setting, most_s):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
-    parser.add_argument("--seed", type=int, help="draw runs, from this seed on, for ever")
+    parser.add_argument(
+        "--seed", type=int, help="draw runs, from this seed on, for ever"
+    )
     parser.add_argument("--minutes", type=float, default=10, help="of each setting")
     options = parser.parse_args()
     logging.disable(logging.ERROR)

@@ -7,12 +7,11 @@ from unittest import mock
 
 from vllm.v1.core.sched.balance.core.policies.simple import Cap
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
-from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
-from vllm.v1.core.sched.balance.rank.scheduler_writes import SetAside
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
 
 HOOK = "gate.exchange_for(self)"
+HOOK_SELF = "self.scheduler.balance_gate.exchange_for(self)"
 SYNC = "self.engines_running = self._has_global_unfinished_reqs("
 LOOP = DPEngineCoreProc, "run_busy_loop"
 END = BalanceGate, "_end_step"
@@ -22,13 +21,17 @@ MUTANTS = {
     "gather inside schedule()": (
         "cap, sync, waves",
         (*LOOP, HOOK, "pass"),
-        (BalanceGate, "put_back", "self._permit.put_back()",
-         "self._permit.put_back(); self._end_step(0, 0, True, False)"),
+        (
+            BalanceGate,
+            "put_back",
+            "self._permit.put_back()",
+            "self._permit.put_back(); self._end_step(0, 0, True, False)",
+        ),
     ),
     "gather before the finish-sync": (
         "cap, sync, waves",
         (*LOOP, HOOK, "pass"),
-        (*LOOP, SYNC, f"self.scheduler.balance_gate.exchange_for(self); {SYNC}"),
+        (*LOOP, SYNC, f"local_unfinished_reqs and {HOOK_SELF}; {SYNC}"),
     ),
     "counts of the last wave": (
         "cap, sync, waves",
@@ -41,52 +44,84 @@ MUTANTS = {
     ),
     "a resume of ranks that are not paused waits": (
         "off, sync, pauses",
-        (DPEngineCoreProc, "resume_scheduler",
-         "if not self.is_scheduler_paused()", "if False"),
+        (
+            DPEngineCoreProc,
+            "resume_scheduler",
+            "if not self.is_scheduler_paused()",
+            "if False",
+        ),
+    ),
+    "the end of a wave is not told": (
+        "cap, sync, waves",
+        (*LOOP, HOOK, f"self.engines_running and {HOOK}"),
+    ),
+    "who has no requests takes the wave for ended": (
+        "cap, sync, waves",
+        (
+            BalanceGate,
+            "exchange_for",
+            "core.engines_running",
+            "core.scheduler.requests",
+        ),
+    ),
+    "rows of another step where requests are": (
+        "cap, sync, waves",
+        (
+            BalanceGate,
+            "exchange_for",
+            "core.step_counter",
+            "core.step_counter + core.scheduler.has_requests()",
+        ),
     ),
     # Exchange.
     "the end of a wave exchanges where requests are left": (
         "cap, sync, pauses",
         (*END, "if not active:", "if not active and not self._scheduler.requests:"),
     ),
-    "rows of the others in another order": (
-        "align, sync, waves",
-        (RowExchange, "receive", "self._received.tolist()",
-         "self._received.roll(group.rank(), 0).tolist()"),
+    "ranks with a step exchange twice": (
+        "cap, sync, waves",
+        (*LOOP, HOOK, f"{HOOK}; executed and {HOOK}"),
     ),
     "paused ranks do not exchange": (
         "cap, sync, pauses",
-        (BalanceGate, "exchange", "rests = ",
-         "rests = self._scheduler.pause_state.value > 0 or "),
+        (
+            BalanceGate,
+            "exchange",
+            "rests = ",
+            "rests = self._scheduler.pause_state.value > 0 or ",
+        ),
     ),
     # Decisions.
     "decided by the own row": (
         "cap, sync, waves",
-        (*END, "policy.decide(snapshot)",
-         "policy.decide(snapshot._replace(running=(self._exchange._row.running,) * 2))"),
+        (
+            *END,
+            "policy.decide(snapshot)",
+            "policy.decide(snapshot._replace(running=(self._exchange._row.running,) * 2))",
+        ),
     ),
     "a hold that never ends": (
-        "cap, sync, waves",
-        (Cap, "decide", "self._held >= self._timeout_steps", "False"),
-    ),
-    "a held prompt is not put back": (
-        "align, sync, waves",
-        (SetAside, "put_back", "queue.prepend_request(request)", "pass"),
-    ),
-    "a step that rests keeps the last decision": (
         "cap, sync, switches",
-        (*END, "self.apply(OPEN)\n        return", "return"),
+        (Cap, "decide", "self._held >= self._timeout_steps", "False"),
     ),
     "a hold admits on one rank": (
         "align, sync, waves",
-        (PrefillPermit, "holds", "not self._allowance.stops_admission",
-         "name.endswith('1')"),
+        (
+            PrefillPermit,
+            "holds",
+            "not self._allowance.stops_admission",
+            "name.endswith('1')",
+        ),
     ),
     # Switch.
     "a switch one step early on one rank": (
         "cap, sync, switches",
-        (BalanceGate, "tell_policy", "self._wish = max(self._wish, wish)",
-         "self._wish = max(self._wish, wish); self._choose(wished(self._wish))"),
+        (
+            BalanceGate,
+            "tell_policy",
+            "self._wish = max(self._wish, wish)",
+            "self._wish = max(self._wish, wish); self._choose(wished(self._wish))",
+        ),
     ),
     "a switch to the rank's own wish": (
         "cap, sync, switches",
@@ -94,22 +129,17 @@ MUTANTS = {
     ),
     "a switched rank rests by what it has": (
         "cap, sync, switches",
-        (BalanceGate, "_rests_after", "self.policy is None",
-         "self.policy is None and not self._scheduler.has_requests()"),
+        (
+            BalanceGate,
+            "_rests_after",
+            "self.policy is None",
+            "self.policy is None and not self._scheduler.has_requests()",
+        ),
     ),
     # Rows that are sent before their step.
-    "the end of a wave leaves early rows": (
-        "cap, several hosts, waves",
-        (BalanceGate, "exchange", "self._receive()\n", "pass\n"),
-    ),
     "early rows of the wrong step": (
         "cap, several hosts, waves",
         (BalanceGate, "send_for", "core.step_counter + 1", "core.step_counter"),
-    ),
-    "ranks without requests send no early row": (
-        "cap, several hosts, waves",
-        (BalanceGate, "exchange",
-         "if not (active or is_new or rests) and self._sends_early:", "if False:"),
     ),
 }
 """By what they do: the setting that finds it, then what is replaced by what."""
@@ -126,7 +156,11 @@ def mutated(*changes):
             code = code.replace(before, after, 1)
             code = code.replace("super()", f"super({owner.__qualname__}, self)")
             found = {}
-            exec("from __future__ import annotations\n" + code, function.__globals__, found)
+            exec(
+                "from __future__ import annotations\n" + code,
+                function.__globals__,
+                found,
+            )
             found[name].source = code
             stack.enter_context(mock.patch.object(owner, name, found[name]))
         yield

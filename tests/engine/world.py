@@ -269,7 +269,9 @@ class Inbox:
 
     def empty(self):
         engine = self._engine
-        if not self.items and (engine.has_work() or not engine.process_input_queue_block):
+        if not self.items and (
+            engine.has_work() or not engine.process_input_queue_block
+        ):
             Actor.current.wait("top", lambda: False)
         return not self.items
 
@@ -315,7 +317,9 @@ class Rank(LoopEngine):
         if new and (not decision.admit or budget == 0):
             raise Fault(f"rank {self.place} admits {new} while it holds")
         if self.step_counter == 0 and (not decision.admit or budget is not None):
-            raise Fault(f"rank {self.place} begins wave {self.current_wave} with a hold")
+            raise Fault(
+                f"rank {self.place} begins wave {self.current_wave} with a hold"
+            )
         is_full = len(scheduler.running) >= scheduler.max_num_running_reqs
         waits = [] if is_full or scheduler.pause_state.value else scheduler.waiting
         counts = self.held_for
@@ -324,7 +328,9 @@ class Rank(LoopEngine):
             not self.world.switched
             and max(self.held_for.values(), default=0) > HOLD_STEPS[self.gate.name]
         ):
-            raise Fault(f"rank {self.place} has held a prompt for {self.held_for} steps")
+            raise Fault(
+                f"rank {self.place} has held a prompt for {self.held_for} steps"
+            )
 
 
 class Socket:
@@ -449,7 +455,9 @@ class World:
 
     def options(self):
         """What may happen now. The first leads to rest if it is taken again and again."""
-        listens = [w for w, said in self.channels.items() if said and self._listens(w[1])]
+        listens = [
+            w for w, said in self.channels.items() if said and self._listens(w[1])
+        ]
         if fresh := [way for way in self.fresh if way in listens]:
             stale = [way for way in listens if way == ("coordinator", "client")]
             return [f"deliver {a}>{b}" for a, b in (*fresh, *stale)]
@@ -533,7 +541,9 @@ class World:
             self.sockets["front"].inbox.append(msgspec.msgpack.encode(message))
             return
         said = EngineCoreOutputs(
-            engine_index=sender, wave_complete=message["wave"], start_wave=message["start"]
+            engine_index=sender,
+            wave_complete=message["wave"],
+            start_wave=message["start"],
         )
         self.sockets["output"].inbox.append(msgspec.msgpack.encode(said))
 
@@ -622,7 +632,9 @@ class World:
             if engine.gate and any(map(self._is_name, leaves(shape(engine.gate)))):
                 raise Fault(f"the gate of rank {place} remembers a request that ended")
         if self.unfinished or self.client.calls:
-            raise Fault(f"never answered: {[*self.unfinished]}, {self.client.calls} calls")
+            raise Fault(
+                f"never answered: {[*self.unfinished]}, {self.client.calls} calls"
+            )
         if len(waves) > 1 or self.published[1]:
             raise Fault(f"ranks and coordinator are in different waves: {waves}")
 
@@ -644,8 +656,16 @@ class World:
         told = client.wave - base, client.running, client.calls, client.paused
         wave, running = self.published
         return repr(
-            (ranks, channels, told, client.wish, wave - base, running, self.fresh,
-             self.switched)
+            (
+                ranks,
+                channels,
+                told,
+                client.wish,
+                wave - base,
+                running,
+                self.fresh,
+                self.switched,
+            )
         )
 
     @staticmethod
@@ -661,7 +681,11 @@ class World:
         if message[0] == "call":
             return message
         first, second = message  # of a wave, to or from the coordinator
-        return (first - base, second) if isinstance(second, bool) else (first, second - base)
+        return (
+            (first - base, second)
+            if isinstance(second, bool)
+            else (first, second - base)
+        )
 
     def _key_of(self, place, base, names):
         engine, actor = self.engines[place], self.actors[place]
@@ -675,7 +699,11 @@ class World:
                 r.max_tokens,
                 r.num_output_placeholders,
             )
-            for r in (*scheduler.running, *scheduler.waiting, *scheduler.skipped_waiting)
+            for r in (
+                *scheduler.running,
+                *scheduler.waiting,
+                *scheduler.skipped_waiting,
+            )
         ]
         return (
             actor.at,
@@ -689,7 +717,10 @@ class World:
             engine.pending_pause,
             engine.ignore_start_dp_wave,
             len(engine._idle_state_callbacks),
-            [sorted(o.num_scheduled_tokens.items()) for _, o, _ in engine.batch_queue or ()],
+            [
+                sorted(o.num_scheduled_tokens.items())
+                for _, o, _ in engine.batch_queue or ()
+            ],
             engine.aborts_queue.qsize(),
             engine.eep_scaling_state and engine.eep_scaling_state.state.value,
             engine.held_for,
@@ -721,7 +752,11 @@ def shape(thing, base=0):
         return {str(key): shape(value, base) for key, value in thing.items()}
     if kind is Request:
         return thing.request_id
-    if kind.__module__.startswith(OURS) and kind is not BalanceStats and hasattr(thing, "__dict__"):
+    if (
+        kind.__module__.startswith(OURS)
+        and kind is not BalanceStats
+        and hasattr(thing, "__dict__")
+    ):
         return {k: shape(v, base) for k, v in vars(thing).items() if k != "_beats"}
     return "-"
 
@@ -751,7 +786,10 @@ class Clock:
 def with_constant(function, before, after):
     """Upstream's function with another number in it."""
     code = function.__code__
-    constants = tuple(after if each == before and type(each) is int else each for each in code.co_consts)
+    constants = tuple(
+        after if each == before and type(each) is int else each
+        for each in code.co_consts
+    )
     changed = type(function)(
         code.replace(co_consts=constants), function.__globals__, function.__name__
     )
