@@ -1,4 +1,4 @@
-"""Takes every choice of `world` up to a bound, or draws them: `docs/interleavings.md`."""
+"""Takes every choice of `world` up to a bound, or draws: `docs/interleavings.md`."""
 
 import argparse
 import copy

@@ -8,7 +8,7 @@ from unittest import mock
 from vllm.v1.core.sched.balance.core.policies.simple import Cap
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
-from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
+from vllm.v1.engine.core import DPEngineCoreProc
 
 HOOK = "gate.exchange_for(self)"
 HOOK_SELF = "self.scheduler.balance_gate.exchange_for(self)"
@@ -96,8 +96,9 @@ MUTANTS = {
         "cap, sync, waves",
         (
             *END,
-            "policy.decide(snapshot)",
-            "policy.decide(snapshot._replace(running=(self._exchange._row.running,) * 2))",
+            "snapshot = self._receive()",
+            "snapshot = self._receive()._replace("
+            "running=(len(self._scheduler.running),) * 2)",
         ),
     ),
     "a hold that never ends": (

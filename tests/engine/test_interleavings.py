@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
-from explore import Explorer, Setting, draw, everyday, replay
+from explore import Explorer, Setting, draw, everyday, replay, world_of
 from mutants import MUTANTS, mutated
-from world import Fault, controlled
+from world import controlled
 
 BOUND = "2 ranks, 2 events"
 
@@ -36,6 +36,16 @@ def test_what_is_broken_by_hand_is_found_and_replayed(name):
         run = f"{found.setting}: {'; '.join(found.run)}"
         assert replay(run).fault == found.fault
     assert not replay(run).fault
+
+
+def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():
+    """As the others are, which are told that somebody has begun one."""
+    world = world_of(Setting.of(f"off, sync, waves, {BOUND}"))
+    world.take("request 0 1")
+    world.take("deliver client>0")
+    is_running = world.engines[0].engines_running
+    world.close()
+    assert is_running
 
 
 def test_a_seed_draws_the_same_run_again():

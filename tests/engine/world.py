@@ -1,9 +1,9 @@
 """Data parallel ranks in one process, under a controller: `docs/interleavings.md`.
 
-Of upstream, and real: the busy loop, the scheduler, the coordinator, the state machine
-of an elastic resize. Of ours, and real: gate, exchange, switch and watch. Instead of the
-model, gloo, the stores, sockets, threads, the clock and the front-end stand those here.
-A rank stops where it looks for messages, and in a collective call until all are in it.
+Of upstream, and real: the busy loop, the scheduler and the coordinator; of ours gate,
+exchange and switch. Instead of the model, gloo, its store, sockets, threads, the clock
+and the front-end stand those here. A rank stops where it looks for messages, and in a
+collective call until all are in it.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ import msgspec
 import torch
 import zmq
 from vllm.config import ParallelConfig
-from vllm.distributed.elastic_ep import elastic_state
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.core import policies
 from vllm.v1.core.sched.balance.core.policies.rows import Row
@@ -32,11 +31,9 @@ from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreRequestType,
-    FinishReason,
-    ReconfigureDistributedRequest,
-    ReconfigureRankType,
+    coordinator,
+    core,
 )
-from vllm.v1.engine import coordinator, core
 from vllm.v1.request import Request
 
 from dp_loop import LoopEngine, StandInExecutor, Trace
@@ -54,7 +51,7 @@ SMALL = {
 PASS = "a forward pass"
 
 
-class Fault(AssertionError):
+class Fault(AssertionError):  # noqa: N818
     """What must hold does not."""
 
 
@@ -126,11 +123,7 @@ class Store:
 
     def set(self, key, value):
         value = value.encode() if isinstance(value, str) else value
-        self._data.update({name: value for name in self._names([key])})
-
-    def get(self, key):
-        self.wait([key])
-        return self.multi_get([key])[0]
+        self._data.update(dict.fromkeys(self._names([key]), value))
 
     def multi_get(self, keys):
         return [self._data[name] for name in self._names(keys)]
@@ -141,18 +134,6 @@ class Store:
     def wait(self, keys, timeout=None):
         if not self.check(keys):
             Actor.current.wait("a key of the store", lambda: self.check(keys))
-
-    def add(self, key, number):
-        total = number + (int(self.get(key)) if self.check([key]) else 0)
-        self.set(key, str(total))
-        return total
-
-    def compare_set(self, key, expected, desired):
-        if not self.check([key]):
-            self.set(key, desired)
-
-    def delete_key(self, key):
-        self._data.pop(*self._names([key]), None)
 
 
 class Call:
@@ -226,10 +207,6 @@ def all_reduce(tensor, op=torch.distributed.ReduceOp.SUM, group=None):
     call.wait()
     values = torch.stack([call.values[rank] for rank in range(group.size())])
     tensor.copy_(values.sum(0) if name == "sum" else values.amax(0))
-
-
-def barrier(group=None):
-    group.meet("a barrier", None).wait()
 
 
 class Device(StandInExecutor):
@@ -396,7 +373,6 @@ class World:
         self.client = FrontEnd(wish=first_wish(setting.policy))
         self.unfinished: dict[str, int] = {}
         self.published = (0, False)
-        self.trace: list[Any] = []
         self.actors = {
             place: Actor(self, place, partial(self._serve, place, model_config))
             for place in self.ranks
@@ -426,8 +402,7 @@ class World:
         """Outputs of a rank."""
         if isinstance(message, bytes):
             return
-        client, outputs = message
-        self.trace.append((place, outputs.wave_complete, outputs.start_wave))
+        _, outputs = message
         if outputs.wave_complete is not None or outputs.start_wave is not None:
             said = {"wave": outputs.wave_complete, "start": outputs.start_wave}
             self.channels[place, "coordinator"].append(said)
@@ -437,7 +412,6 @@ class World:
             self.client.calls -= 1
         for output in outputs.outputs:
             if output.finish_reason is not None:
-                self.trace.append((place, output.request_id, output.finish_reason))
                 self.unfinished.pop(output.request_id, None)
 
     def publish(self, path, message):
@@ -454,7 +428,7 @@ class World:
     # Choices.
 
     def options(self):
-        """What may happen now. The first leads to rest if it is taken again and again."""
+        """What may happen now; the first, taken again and again, leads to rest."""
         listens = [
             w for w, said in self.channels.items() if said and self._listens(w[1])
         ]
@@ -643,7 +617,7 @@ class World:
         return isinstance(leaf, str) and leaf.startswith("request-")
 
     def key(self):
-        """Equal in equal states: waves and requests by their place, times by distance."""
+        """Equal in equal states, whatever waves and requests were before."""
         base = max(engine.current_wave for engine in self.engines.values())
         names = {name: number for number, name in enumerate(self.unfinished)}
         ranks = [self._key_of(place, base, names) for place in self.engines]
@@ -722,7 +696,6 @@ class World:
                 for _, o, _ in engine.batch_queue or ()
             ],
             engine.aborts_queue.qsize(),
-            engine.eep_scaling_state and engine.eep_scaling_state.state.value,
             engine.held_for,
             shape(engine.gate, base),
         )
@@ -818,7 +791,6 @@ def controlled():
     places = [
         (torch.distributed, "PrefixStore", Store),
         (torch.distributed, "all_reduce", all_reduce),
-        (torch.distributed, "barrier", barrier),
         (group, "init_gloo_process_group", apart),
         (coordinator, "make_zmq_socket", lambda path, **_: Socket(path)),
         (watch, "threading", threads),
