@@ -37,7 +37,7 @@ HOSTS ?=
 ASCEND ?=
 SLOW ?=
 
-.PHONY: help demo test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
+.PHONY: help demo explore test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
 	vendor wheel wheels image release env advisories reference constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,10 @@ test-wheel: $(VENV)  ## build, install, inspect and uninstall two wheels
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile
+
+explore: $(VENV)  ## every interleaving of ranks, an hour; RUN='…' replays one, SEED=1 draws
+	PYTHON="$$($(TOOL) env)"/bin/python && "$$PYTHON" tests/engine/explore.py \
+	    $(if $(RUN),--replay '$(RUN)') $(if $(SEED),--seed $(SEED))
 
 test-slow: vendor test-slow-engine  ## what takes minutes, or asks the index for more
 	.venv/bin/python -m pytest tests/unit -m slow -n 2

@@ -86,72 +86,18 @@ def end(ranks):
     return reports
 
 
-@EACH_WAY
-@pytest.mark.parametrize("reached", [[0], [2], [0, 1, 2]], ids=str)
-def test_a_wish_that_reaches_any_rank_is_taken_by_all_in_one_step(
-    moe_model, how, reached
-):
-    with run(moe_model, 3, **HOW[how]) as ranks:
+def test_a_wish_that_reaches_one_rank_is_taken_by_all_in_one_step(moe_model):
+    """One of the interleavings of `test_interleavings.py`, in processes."""
+    with run(moe_model, 3) as ranks:
         wishes = Wishes(ranks, "adaptive")
         for name in ("off", "align", "cap", "adaptive"):
             for rank in range(3):
                 ranks.submit(rank, f"{name}-{rank}", 20, 2 * REST_STEPS)
-            wishes.wish(name, to=reached)
+            wishes.wish(name, to=[2])
             ranks.drain()
         reports = end(ranks)
     names = assert_together(reports)
     assert names == ["adaptive", "off", "align", "cap", "adaptive"]
-
-
-@EACH_WAY
-def test_ranks_without_requests_take_it_with_their_next_step(moe_model, how):
-    """Also where waves are as short as can be, and while nothing can be held."""
-    with run(moe_model, **HOW[how]) as ranks:
-        wishes = Wishes(ranks, "adaptive")
-        for number, name in enumerate(("off", "adaptive", "off", "cap", "off")):
-            ranks.submit(0, f"{number}", 5, 3)
-            ranks.drain()
-            wishes.wish(name, to=[1])
-        ranks.submit(0, "last", 5, 3)
-        reports = end(ranks)
-    taken: dict[int, str] = {}
-    for (wave, _), what in sorted(policies(reports).items()):
-        ((taken[wave], _),) = what
-    wished = ["off", "adaptive", "off", "cap", "off"]
-    assert [*taken.values()] == ["adaptive", *wished]
-
-
-def test_paused_ranks_take_it_once_they_go_on(moe_model):
-    with run(moe_model) as ranks:
-        wishes = Wishes(ranks, "adaptive")
-        burst(ranks, random.Random(1), "before", 12)
-        ranks.call("pause_scheduler", "keep", False)
-        wishes.wish("off", to=[0])
-        wishes.wish("align", to=[1])
-        ranks.call("resume_scheduler")
-        burst(ranks, random.Random(2), "after", 12)
-        reports = end(ranks)
-    assert assert_together(reports) == ["adaptive", "align"]
-
-
-def test_of_two_wishes_at_once_all_ranks_take_the_same(moe_model):
-    """Two operators have asked, each by another front-end, whose calls overtake."""
-    with run(moe_model) as ranks:
-        burst(ranks, random.Random(1), "before", 12)
-        last = first_wish("adaptive")
-        for number in range(20):
-            one, other = (next_wish(last, name) for name in ("off", "align"))
-            first, second = ((one, other), (other, one))[number % 2]
-            ranks.call("balance_policy", first, to=[0])
-            ranks.call("balance_policy", second, to=[1])
-            ranks.call("balance_policy", second, to=[0])
-            ranks.call("balance_policy", first, to=[1])
-            burst(ranks, random.Random(number), f"{number}", 6)
-            last = max(one, other)
-        reports = end(ranks)
-    assert (
-        assert_together(reports)[-1] == NAMES[max(map(NAMES.index, ("off", "align")))]
-    )
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])

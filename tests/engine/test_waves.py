@@ -76,8 +76,7 @@ def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
     ranks.drain()
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "how"), zip(POLICIES, HOW, strict=True))
 def test_waves(moe_model, policy, how, pytestconfig):
     waves = pytestconfig.getoption("--waves") // (2 * len(POLICIES))
     arguments = loop_arguments(
@@ -167,22 +166,6 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
     assert last_before[2:] == (False, [])
     assert first_after == (1, 0, True, ["late"])
     assert full.finished == 4
-
-
-@pytest.mark.parametrize("policy", ["off", "cap"])
-def test_a_request_and_a_resume_may_cross(moe_model, policy):
-    """Nobody is paused; rank 0 hears of the request first, rank 1 of the resume."""
-    arguments = loop_arguments(moe_model, data_parallel_balance=policy)
-    with Ranks(2, cpu_distributed_timeout_seconds=30, **arguments) as ranks:
-        ranks.running = True  # no start of a wave yet
-        ranks.submit(0, "request", 10, 60)
-        time.sleep(1)  # rank 0 runs it, as far as it can alone
-        for inbox in ranks.inboxes:
-            inbox.put(("call", ("resume_scheduler", ())))
-        ranks._start_wave(0, exclude=0)
-        ranks.drain()
-        (busy, _), _ = ranks.stop()
-    assert busy.finished == 1
 
 
 def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):

@@ -1,0 +1,291 @@
+"""Takes every choice of `world` up to a bound, or draws: `docs/interleavings.md`."""
+
+import argparse
+import copy
+import gc
+import itertools
+import logging
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    tests = Path(__file__).parents[1]
+    sys.path += [str(tests.parent / "bench"), str(tests.parent / "tools")]
+
+from vllm.engine.arg_utils import EngineArgs
+
+from dp_ranks import HOW, loop_arguments
+from vllm_balance.reference import tiny_models
+from world import Fault, World, controlled
+
+THEMES = {
+    "waves": ("request 0 1", "request 1 6", "abort"),
+    "pauses": ("request 1 6", "pause keep", "pause wait", "pause abort", "resume"),
+    "switches": ("request 0 6", "request 1 1", "switch off", "switch align"),
+}
+"""Which events there are: requests say their rank, and the tokens of the answer."""
+POLICIES = ("off", "cap", "align", "adaptive")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is explored; the theme `all` has the events of every one."""
+
+    policy: str
+    how: str
+    theme: str
+    ranks: int = 2
+    events: int = 2
+
+    @classmethod
+    def of(cls, name):
+        policy, how, theme, ranks, events = name.split(", ")
+        return cls(policy, how, theme, int(ranks.split()[0]), int(events.split()[0]))
+
+    def __str__(self):
+        numbers = f"{self.ranks} ranks, {self.events} events"
+        return f"{self.policy}, {self.how}, {self.theme}, {numbers}"
+
+    @property
+    def alphabet(self):
+        """The events; `off` has no gate that could switch."""
+        themes = THEMES.values() if self.theme == "all" else [THEMES[self.theme]]
+        found = dict.fromkeys(itertools.chain(*themes))
+        return [e for e in found if self.policy != "off" or not e.startswith("switch")]
+
+    @property
+    def step_s(self):
+        """Seconds of a step: only `adaptive` decides by them."""
+        return 0.01 if self.policy == "adaptive" else 0.0
+
+
+@cache
+def _config(policy, how, ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = loop_arguments(
+            tiny_models.make("moe", Path(folder)),
+            data_parallel_balance=policy,
+            data_parallel_size=ranks,
+            max_num_seqs=1,
+            max_num_batched_tokens=16,
+            max_model_len=64,
+            enable_prefix_caching=False,
+            additional_config={"kv_blocks": 8},
+            **HOW[how],
+        )
+        return EngineArgs(**arguments).create_engine_config()
+
+
+def _config_of(setting, place):
+    config = copy.copy(_config(setting.policy, setting.how, setting.ranks))
+    config.parallel_config = parallel = copy.copy(config.parallel_config)
+    parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
+    parallel.data_parallel_index = place
+    return config
+
+
+def world_of(setting):
+    return World(setting, partial(_config_of, setting))
+
+
+@dataclass
+class Found:
+    """What an exploration has come to."""
+
+    setting: Setting
+    runs: int = 0
+    states: int = 0
+    seconds: float = 0.0
+    is_whole: bool = True
+    fault: str = ""
+    run: tuple[str, ...] = ()
+
+    def __str__(self):
+        said = f"{self.setting}: {self.runs} runs, {self.states} states, "
+        said += f"{self.seconds:.1f} s{'' if self.is_whole else ', not all'}"
+        if self.fault:
+            said += f"\n{self.fault}:\n  " + "\n  ".join(self.run)
+            said += f"\nmake explore RUN='{self.setting}: {'; '.join(self.run)}'"
+        return said
+
+
+class Explorer:
+    """Takes each choice in each state once; states that are equal are one."""
+
+    def __init__(self, setting, most_s=math.inf, longest=math.inf):
+        self._longest = longest
+        self._ends_at = time.monotonic() + most_s
+        self._seen: dict[int, int] = {}
+        """By state, how many events were left at most."""
+        self.found = Found(setting)
+
+    def depth_first(self):
+        """All runs, each as far as it is new."""
+        return self._search(deque.pop, go_on=True)
+
+    def shortest(self):
+        """The shortest run that has a fault, if any is no longer than `longest`."""
+        return self._search(deque.popleft, go_on=False)
+
+    def _search(self, next_of, go_on):
+        began, found = time.monotonic(), self.found
+        prefixes = deque([()])
+        while prefixes and not found.fault:
+            if time.monotonic() > self._ends_at:
+                found.is_whole = False
+                break
+            prefixes.extend(self._run(next_of(prefixes), go_on))
+            found.runs += 1
+            if found.runs % 500 == 0:
+                gc.collect()
+        found.seconds = time.monotonic() - began
+        return found
+
+    def _run(self, prefix, go_on):
+        """Returns the beginnings of the runs that it leaves to others."""
+        world, run, here, left = world_of(self.found.setting), [], {}, []
+        try:
+            for choice in prefix:
+                run.append(choice)
+                world.take(choice)
+            while options := world.options():
+                key, budget = hash(world.key()), world.budget
+                if here.get(key) == budget:
+                    raise Fault("all go on for ever")
+                if self._seen.get(key, -1) >= budget:
+                    return left
+                self._seen[key] = here[key] = budget
+                self.found.states += 1
+                if world.may_rest(options):
+                    world.check_rest()
+                if len(run) >= self._longest:
+                    return left
+                first = [options.pop(0)] if go_on else []
+                left += [(*run, each) for each in reversed(options)]
+                if not first:
+                    return left
+                run += first
+                world.take(*first)
+            world.check_rest()
+        except Fault as fault:
+            self.found.fault, self.found.run = str(fault), tuple(run)
+        finally:
+            world.close()
+        return left
+
+
+def first_fault(setting, most_s=math.inf):
+    """What an exploration finds, and the shortest run that has a fault."""
+    found = Explorer(setting, most_s).depth_first()
+    if found.fault:
+        for events in range(1, setting.events + 1):
+            fewer = replace(setting, events=events)
+            short = Explorer(fewer, 60, len(found.run)).shortest()
+            if short.fault:
+                return replace(found, setting=fewer, fault=short.fault, run=short.run)
+    return found
+
+
+def follow(setting, choose, most=500):
+    """One run, whose choices are chosen among the options; its fault, if it has one."""
+    world, found = world_of(setting), Found(setting, runs=1)
+    try:
+        while (options := world.options()) and len(found.run) < most:
+            choice = choose(options)
+            if choice is None:
+                break
+            found.run += (choice,)
+            world.take(choice)
+        world.budget = 0
+        for _ in range(most):  # to rest
+            if not (options := world.options()):
+                world.check_rest()
+                break
+            world.take(options[0])
+        else:
+            raise Fault("all go on for ever")
+    except Fault as fault:
+        found.fault = str(fault)
+    finally:
+        world.close()
+    return found
+
+
+def replay(text):
+    """The run `SETTING: CHOICE; CHOICE`, as a fault prints it."""
+    name, _, run = text.partition(": ")
+    choices = iter(run.split("; "))
+    return follow(Setting.of(name), lambda _: next(choices, None))
+
+
+def draw(seed):
+    """A run of many events, which a seed decides."""
+    rng = random.Random(seed)
+    policy, how, ranks = rng.choice(POLICIES), rng.choice([*HOW]), rng.choice((2, 3))
+    setting = Setting(policy, how, "all", ranks, events=rng.choice((4, 8, 16)))
+    hurry = rng.choice((0.1, 0.5, 1.0))
+    """Of the choices, how many are not the first."""
+
+    def choose(options):
+        return rng.choice(options) if rng.random() < hurry else options[0]
+
+    return follow(setting, choose)
+
+
+def everyday():
+    """What `make test` takes a minute for."""
+    for policy, how in itertools.product(POLICIES, HOW):
+        for theme in THEMES:
+            if theme != "switches" or policy != "off":
+                yield Setting(policy, how, theme, events=1)
+    yield Setting("cap", "sync", "waves")
+
+
+def whole():
+    """What `make explore` takes an hour of two cores for."""
+    for policy, how, theme in itertools.product(POLICIES, HOW, THEMES):
+        if theme != "switches" or policy != "off":
+            yield Setting(policy, how, theme, events=3)
+            yield Setting(policy, how, theme, ranks=3, events=2)
+
+
+def _explore(setting, most_s):
+    with controlled():
+        return first_fault(setting, most_s)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
+    parser.add_argument(
+        "--seed", type=int, help="draw runs, from this seed on, for ever"
+    )
+    parser.add_argument("--minutes", type=float, default=10, help="of each setting")
+    options = parser.parse_args()
+    logging.disable(logging.ERROR)
+    gc.disable()
+    if options.replay or options.seed is not None:
+        with controlled():
+            for seed in itertools.count(options.seed or 0):
+                found = replay(options.replay) if options.replay else draw(seed)
+                if found.fault or options.replay:
+                    print(f"seed {options.seed and seed}: {found}")
+                    return bool(found.fault)
+    with ProcessPoolExecutor(2) as pool:
+        found = pool.map(partial(_explore, most_s=60 * options.minutes), whole())
+        faults = [print(each, flush=True) or bool(each.fault) for each in found]
+    return any(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
