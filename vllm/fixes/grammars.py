@@ -66,7 +66,9 @@ def check_constraint(constraint: "StructuredOutputsParams") -> None:
     Raises:
         VLLMValidationError: the client gets status 400.
     """
-    for name in _FIELDS if MOST_BYTES > 0 else ():
+    if MOST_BYTES <= 0 or constraint._backend:
+        return  # it was looked at before upstream wrote its choices as a grammar
+    for name in _FIELDS:
         value = getattr(constraint, name)
         if value is not None and _characters(value, MOST_BYTES) > MOST_BYTES:
             what = "is too long"
@@ -147,10 +149,9 @@ class GrammarExecutor:
     its own, so that it need not wait for what is not.
     """
 
-    def __init__(self, manager: Any, max_workers: int) -> None:
+    def __init__(self, manager: Any) -> None:
         """`manager` is upstream's `StructuredOutputManager`."""
         self._manager = manager
-        self._most = max_workers
         self._workers: dict[tuple[bool, str], _Workers] = {}
         self._trial = _Trial()
 
@@ -173,7 +174,7 @@ class GrammarExecutor:
             return create(request)
 
         if (quick, name) not in self._workers:
-            self._workers[quick, name] = _Workers(min(self._most, 8 if quick else 4))
+            self._workers[quick, name] = _Workers(8 if quick else 4)
         begins = BEGINS_S if tried and not self._trial.begun else 0
         return self._workers[quick, name].submit(compile_it, seconds, begins, late)
 
