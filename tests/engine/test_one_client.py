@@ -7,8 +7,8 @@ from vllm_server import Server
 GOOD = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0, "ignore_eos": False}
 OUT = [10**6]
 """A token that no model has."""
-DEEP = '{"items":' * 900 + "{}" + "}" * 900
-"""Half a minute of the front-end, in which it answers nobody."""
+DEEP = '{"items":' * 101 + "{}" + "}" * 101
+"""A level more than the limit."""
 REQUESTS = [
     # The first grammar chooses the compiler of all.
     ({"structured_outputs": {"regex": "[ab]c"}}, 200),
