@@ -133,7 +133,7 @@ def test_a_trial_ends_in_its_seconds(monkeypatch):
     monkeypatch.setattr(grammars, "_TRIAL", wait)
     trial = grammars._Trial()
     assert not trial.ends("xgrammar", "JSON", "{}", 1)
-    assert not trial.begun
+    assert trial.process is None
 
 
 def test_a_trial_has_limited_memory(monkeypatch):
@@ -159,14 +159,14 @@ def test_a_trial_has_limited_memory(monkeypatch):
 )
 def test_a_trial_passes_what_compiles_or_is_refused(trial, way, text):
     assert trial.ends(*way.split(), text, 60)
-    assert trial.begun
+    assert trial.process
 
 
 @pytest.fixture(scope="module")
 def trial():
     trial = grammars._Trial()
     yield trial
-    process = trial._process
+    process = trial.process
     process.stdin.close()
     assert process.wait(60) == 0, "it ends with who began it"
 

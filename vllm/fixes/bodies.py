@@ -27,11 +27,7 @@ _grammars = msgspec.json.Decoder(_Grammars)
 
 
 def check_grammars(body: bytes) -> None:
-    """Refuses a body with too long a grammar, in a hundredth of the time of its parser.
-
-    Raises:
-        RefusalError: such a body, or one that is long and no JSON by its standard.
-    """
+    """Refuses a long body that is no JSON, or has too long a grammar, unparsed."""
     most = _SPELLED * grammars.MOST_BYTES
     if not 0 < most < len(body):
         return

@@ -2,11 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Bounds what `structured_outputs` may cost: in bytes, in memory and in time.
 
-What a grammar takes follows neither from its length nor from what it repeats: each
-compiler shares other parts. So nothing is counted here but bytes. A front-end checks
-what is long beside its event loop. A rank compiles in threads that all others go
-before, first for a vocabulary of bytes in a process of limited memory, and gives up
-in time.
+What a compiler takes does not follow from what a grammar repeats, so only bytes are
+counted. A front-end checks what is long beside its event loop. A rank compiles in
+threads that all others go before, what may be large first in a process of limited
+memory.
 """
 
 import asyncio
@@ -61,11 +60,7 @@ _OFTEN = re.compile(r"\d{3}")
 
 
 def check_constraint(constraint: "StructuredOutputsParams") -> None:
-    """Checks the size of a constraint before anything parses it.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses a constraint by its size, with status 400, before anything parses it."""
     if MOST_BYTES <= 0 or constraint._backend:
         return  # it was looked at before upstream wrote its choices as a grammar
     for name in _FIELDS:
@@ -105,9 +100,6 @@ async def check_beside(processor: "InputProcessor", params: Any) -> None:
     """Runs upstream's check of a large constraint, which blocks, in a thread.
 
     Upstream runs it once more in the event loop, where `was_checked` tells it to skip.
-
-    Raises:
-        ValueError: the client gets status 400.
     """
     constraint = getattr(params, "structured_outputs", None)
     if constraint is None or was_checked(constraint):
@@ -175,15 +167,12 @@ class GrammarExecutor:
 
         if (quick, name) not in self._workers:
             self._workers[quick, name] = _Workers(8 if quick else 4)
-        begins = BEGINS_S if tried and not self._trial.begun else 0
+        begins = BEGINS_S if tried and not self._trial.process else 0
         return self._workers[quick, name].submit(compile_it, seconds, begins, late)
 
 
 class _Workers:
-    """Threads for work that cannot be stopped: what is late is given up, and goes on.
-
-    They end with the process, whatever they do.
-    """
+    """Threads for work that cannot be stopped: what is late is given up, and ends."""
 
     def __init__(self, count: int) -> None:
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -269,23 +258,17 @@ for line in sys.stdin:
 class _Trial:
     """A process that compiles for a vocabulary of bytes, in limited memory and time.
 
-    It begins with the first text, and anew after one that it did not survive. It ends
-    by itself when this process has ended.
+    It begins anew after a text that it did not survive, and ends with this process.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether it answers at once."""
-        return self._process is not None
+        self.process: subprocess.Popen[str] | None = None
 
     def ends(self, backend: str, kind: str, text: str, seconds: int) -> bool:
         """Whether it compiles that, or refuses it, within its limits."""
         with self._lock:
-            process = self._process or self._begin()
+            process = self.process or self._begin()
             assert process.stdin
             assert process.stdout
             with contextlib.suppress(BrokenPipeError):
@@ -294,7 +277,7 @@ class _Trial:
             if process.stdout.readline():
                 return True
             process.wait()
-            self._process = None
+            self.process = None
             return False
 
     def _begin(self) -> "subprocess.Popen[str]":
@@ -312,5 +295,5 @@ class _Trial:
         assert process.stdout
         if not process.stdout.readline():
             raise RuntimeError("the process that tries grammars could not begin")
-        self._process = process
+        self.process = process
         return process
