@@ -172,7 +172,7 @@ class GrammarExecutor:
 
 
 class _Workers:
-    """Threads for work that cannot be stopped: what is late is given up, and ends."""
+    """Threads for work that cannot be stopped: what is late is only given up."""
 
     def __init__(self, count: int) -> None:
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
