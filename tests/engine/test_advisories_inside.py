@@ -1,9 +1,6 @@
 """Published vulnerabilities in the parts of an engine, with vLLM's own objects."""
 
 import asyncio
-import inspect
-import json
-import sys
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -18,63 +15,21 @@ from vllm.entrypoints.openai.responses.context import HarmonyContext
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.pooling.scoring.serving import ServingScores
 from vllm.exceptions import VLLMValidationError
-from vllm.fixes import grammars, media
+from vllm.fixes import media
 from vllm.fixes.limits import limit
 from vllm.fixes.request_checks import check_token_ids
-from vllm.fixes.survival import FailedGrammar
 from vllm.multimodal.media.audio import AudioMediaIO, load_audio_pyav
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.pooling_params import PoolingParams
 from vllm.renderers import embed_utils  # noqa: F401  from then on they are checked
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine import input_processor
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.outputs import DraftTokenIds
 
-from schedulers import engine_config, make_request, make_scheduler
-
-BACKENDS = ("xgrammar", "guidance", "outlines")
-"""Without lm-format-enforcer, whose pinned release imports what 0.23.0 has not."""
-
-
-def constrained(config, **constraint):
-    """Params as a front-end has checked them."""
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
-    params.verify(
-        config.model_config,
-        None,
-        config.structured_outputs_config,
-        cached_tokenizer_from_config(config.model_config),
-    )
-    return params
-
-
-def compiled(scheduler, config, **constraint):
-    """The grammar of a request that the scheduler gets."""
-    request = make_request("r", 4, 4)
-    request.sampling_params = constrained(config, **constraint)
-    request.structured_output_request = type(
-        request.structured_output_request or structured(request.sampling_params)
-    ).from_sampling_params(request.sampling_params)
-    manager = scheduler.structured_output_manager
-    manager.grammar_init(request)
-    return request, request.structured_output_request._grammar.result(60)
-
-
-def structured(params):
-    from vllm.v1.structured_output.request import StructuredOutputRequest
-
-    return StructuredOutputRequest(params=params.structured_outputs)
-
-
-def with_backend(model, backend, **arguments):
-    return engine_config(
-        model,
-        skip_tokenizer_init=False,
-        structured_outputs_config={"backend": backend},
-        **arguments,
-    )
+from constrained import BACKENDS, compiled, with_backend
+from schedulers import engine_config, make_scheduler
 
 
 def test_a_limit_that_is_no_number_is_refused_by_its_name(monkeypatch):
@@ -88,58 +43,6 @@ def test_a_limit_that_is_no_number_is_refused_by_its_name(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_backend_compiles_what_it_did(moe_model, backend):
-    config = with_backend(moe_model, backend)
-    _, grammar = compiled(make_scheduler(config), config, regex="[ab]c")
-    assert not isinstance(grammar, FailedGrammar)
-    assert not grammar.is_terminated()
-
-
-@pytest.mark.parametrize("kind", ["regex", "json"])
-def test_an_automaton_of_exponential_size_is_given_up(moe_model, kind, monkeypatch):
-    """GHSA-rwxx-mrjm-wc2m: in a process, which takes its memory with it.
-
-    Here that process takes too long for any expression.
-    """
-    monkeypatch.setattr(grammars, "MOST_REGEX_SECONDS", 2)
-    monkeypatch.setattr(grammars, "MOST_SECONDS", 2)
-    monkeypatch.setattr(grammars, "_TRIAL", "import time; time.sleep(60)")
-    config = with_backend(moe_model, "outlines")
-    value = "[ab]c" if kind == "regex" else {"type": "string", "pattern": "[ab]c"}
-    _, grammar = compiled(make_scheduler(config), config, **{kind: value})
-    assert isinstance(grammar, FailedGrammar)
-
-
-def test_a_compiler_that_takes_too_long_is_given_up(moe_model, monkeypatch):
-    monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
-    config = with_backend(moe_model, "xgrammar")
-    scheduler = make_scheduler(config)
-    compiled(scheduler, config, regex="[ab]c")
-    backend = scheduler.structured_output_manager.backend
-    ends = asyncio.Event()
-
-    def compile_grammar(*_, **__):
-        while not ends.is_set():
-            pass
-
-    monkeypatch.setattr(backend, "compile_grammar", compile_grammar)
-    _, grammar = compiled(scheduler, config, json={"type": "string"})
-    ends.set()
-    assert isinstance(grammar, FailedGrammar)
-
-
-def test_a_large_constraint_is_checked_once_and_beside_the_event_loop(moe_model):
-    config = with_backend(moe_model, "auto")
-    processor = InputProcessor(config)
-    words = [f"c{i:07d}" for i in range(2_000)]
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=words))
-    asyncio.run(grammars.check_beside(processor, params))
-    assert grammars.was_checked(params.structured_outputs)
-    assert params.structured_outputs.grammar.startswith("root ::= ")
-    assert params.structured_outputs._backend == "xgrammar"
-
-
-@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
 def test_padding_of_drafts_is_no_token_of_a_grammar(moe_model, backend):
     """GHSA-85xf-c7hm-whqw"""
     drafts = {"method": "ngram", "num_speculative_tokens": 3}
@@ -381,39 +284,3 @@ def test_an_upload_is_refused_before_it_is_read():
         create = create.__wrapped__
     with pytest.raises(VLLMValidationError, match="CLIP_FILESIZE_MB"):
         asyncio.run(create(raw, SimpleNamespace(file=file)))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "states"),
-    [
-        ("abc", 3),
-        ("a{3}", 3),
-        ("(ab){2,5}c", 11),
-        ("((a{2}){3}){4}", 24),
-        (r"\p{L}{2}", 40),
-        (r"[^\]{9}]{4}", 4),
-        ("a{,7}", 7),
-        ("(((({2}", 0),
-        ("a|b*c{2}", 4),
-        ("{2}", 0),
-    ],
-)
-def test_what_a_regular_expression_unrolls_to(pattern, states):
-    assert grammars.regex_states(pattern) == states
-
-
-def test_a_schema_of_many_levels_is_measured_without_recursion(monkeypatch):
-    deep = {"type": "string"}
-    for _ in range(90):
-        deep = {"items": deep}
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack()) + 60)
-    try:
-        assert grammars._characters(deep) > 90
-        assert grammars._schema_states(deep) < 90
-    finally:
-        sys.setrecursionlimit(before)
-    monkeypatch.setattr(grammars, "MOST_STATES", 20)
-    StructuredOutputsParams(json=json.dumps({"type": "string", "maxLength": 20}))
-    with pytest.raises(ValueError, match="VLLM_MAX_GRAMMAR_STATES"):
-        StructuredOutputsParams(json={"items": {"maxLength": 4}, "maxItems": 6})

@@ -17,9 +17,9 @@ OURS = (":!tests/unit/simulator", ":!tests/unit/test_triggers.py")
 TRIGGERS = {
     "many levels": r"""(["'])(?:(?!\1).)*[][(){}](?:(?!\1).)*\1 ?\* ?\d[\d_]{2}""",
     "brackets": r"[][{}(]{40}",
-    "a long text": r"""(["'])(?:(?!\1).)*\1\]? ?\* ?\d[\d_]{4}""",
+    "a long text": r"""(["'])(?:(?!\1).)*\1\]? ?\* ?\d[\d_]{6}""",
     "a repetition": r"\{\d*,?\d{4,}\}",
-    "a size": r"(?:max|min)(?:Length|Items|Properties)\W{1,4}(?:\d[\d_]{4}|\d+ ?\*\*)",
+    "a size": r"(?:max|min)(?:Length|Items|Properties)\W{1,4}(?:\d[\d_]{6}|\d+ ?\*\*)",
     "a resize": r"new_data_parallel_size\W{1,4}\d",
     "no token": r"(?:prompt|input|_ids)[\"']\W{2,6}(?:\d+, )*(?:-\d|\d{6}|\d+ ?\*\*)",
     "an automaton": r"\([^()|\n]*\|[^()\n]*\)[*+][^\n]{0,20}\)\{\d",

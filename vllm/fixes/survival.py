@@ -32,7 +32,8 @@ MOST_LEVELS = 100
 """Levels of a schema. The front-end takes time with their cube, and answers nobody
 meanwhile."""
 
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+"""A text, or what begins one that does not end, so that it is looked at only once."""
 
 
 def _levels(schema: object) -> int:

@@ -72,10 +72,9 @@ REASONS = {
 """By the reason of a decision: the policies that give it, and what it means."""
 
 LIMITS = {
+    "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "bytes of a body; else status 413",
     "VLLM_MAX_GRAMMAR_BYTES": "characters of `json`, `regex`, `choice`, `grammar` or "
     "`structural_tag`",
-    "VLLM_MAX_GRAMMAR_STATES": "what repetitions in them unroll to (`maxLength`, "
-    "`maxItems`, `{m,n}`), and characters of one literal",
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "seconds in which `regex` must be compiled; "
     "else status 500",
     "VLLM_GRAMMAR_COMPILATION_TIMEOUT_S": "seconds in which any other of these must be "
