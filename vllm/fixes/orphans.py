@@ -20,27 +20,21 @@ logger = init_logger(__name__)
 _PERIOD_S = 0.5
 
 
-def parent_is_gone() -> bool:
-    """Whether the process that started this one has ended.
-
-    For ranks and coordinators, which vLLM starts by fork or spawn. False in a process
-    that `multiprocessing` did not start. No pipe or signal tells it surely: processes
-    that the parent forks later hold the write ends of the earlier ones' pipes, and the
-    kernel's signal on a parent's death means the thread that forked.
-    """
-    parent = multiprocessing.parent_process()
-    return parent is not None and os.getppid() != parent.pid
-
-
 def end_with_parent() -> None:
     """From now on this process and its own end when its parent has ended.
 
     A front-end that is killed tells nobody. Its ranks and its coordinator would live
     on, with their memory, and forked ones with the socket on which clients connect.
+    Only `multiprocessing` starts such. No pipe or signal tells it surely: processes
+    that the parent forks later hold the write ends of the earlier ones' pipes, and the
+    kernel's signal on a parent's death means the thread that forked.
     """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
     def watch() -> None:
-        while not parent_is_gone():
+        while os.getppid() == parent.pid:
             time.sleep(_PERIOD_S)
         logger.error(
             "Data parallel balance: the process that started %s (pid %d) has ended "
@@ -50,8 +44,7 @@ def end_with_parent() -> None:
         )
         kill_process_tree(os.getpid())
 
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @cache
