@@ -231,4 +231,7 @@ def test_prompt_logprobs_are_computed_where_a_connector_has_the_prefix(
         assert len(first["prompt_logprobs"]) == 70
         assert first["prompt_logprobs"] == second["prompt_logprobs"]
         assert server.ask(**body).status_code == 200
+        fetched = {"kv_transfer_params": {"do_remote_prefill": True}}
+        for asked in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}):
+            assert server.ask(**body, **asked, **fetched).status_code == 400
     assert "kv" in [each.name for each in tmp_path.iterdir()]

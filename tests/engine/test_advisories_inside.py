@@ -228,6 +228,7 @@ def test_two_requests_of_one_id_keep_their_own_queries():
     assert docs == [query] * 2
     assert others == [other] * 2
     assert query != other
+    assert query.startswith("score-mine-query-0-"), "logs name the client's request"
 
 
 def test_the_turn_after_a_tool_call_has_the_callers_salt():

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Looks at the size of images and downloads before they are in memory."""
+"""Looks at the size of images and downloads before they are in memory.
 
+For what is refused the client gets status 400.
+"""
+
+from contextvars import ContextVar
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +23,11 @@ DOWNLOAD = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB"
 MOST_DOWNLOAD_MB = limit(DOWNLOAD, 256)
 _MB = 1 << 20
 
+SPEECH = 4
+"""Times the bytes that decoded speech may have, and any number of seconds: it is cut
+into chunks, and so much is the most that an upload has at the usual rates of bits."""
+_is_speech = ContextVar("is_speech", default=False)
+
 DURATION = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
 MOST_SECONDS = limit(DURATION, 600)
 
@@ -32,15 +41,12 @@ MOST_UPLOAD_MB = limit(UPLOAD, 25)
 
 
 def check_image(data: bytes) -> None:
-    """Refuses an image of too many pixels before it is decoded, or what is none.
-
-    Raises:
-        ValueError: the client gets status 400. Pillow's own text names an address.
-    """
+    """Refuses an image of too many pixels before it is decoded, or what is none."""
     try:
         with Image.open(BytesIO(data)) as image:
             width, height = image.size
     except UnidentifiedImageError:
+        # Pillow's own text names an address.
         raise ValueError("Failed to load image: its format is not known") from None
     except (OSError, Image.DecompressionBombError):
         return  # as upstream tells it
@@ -49,11 +55,7 @@ def check_image(data: bytes) -> None:
 
 
 async def read_in_limit(response: "aiohttp.ClientResponse") -> bytes:
-    """Reads the body of a download, and no more of it than the limit.
-
-    Raises:
-        VLLMValidationError: there is more; the client gets status 400.
-    """
+    """Reads the body of a download, and no more of it than the limit."""
     if MOST_DOWNLOAD_MB <= 0:
         return await response.read()
     most = MOST_DOWNLOAD_MB * _MB
@@ -72,19 +74,15 @@ async def read_in_limit(response: "aiohttp.ClientResponse") -> bytes:
 def check_upload(file: Any) -> None:
     """Refuses an upload of audio that is larger than the limit before it is read.
 
-    Raises:
-        VLLMValidationError: the client gets status 400.
+    What the same request decodes is speech.
     """
+    _is_speech.set(True)
     if MOST_UPLOAD_MB > 0 and (file.size or 0) > MOST_UPLOAD_MB * _MB:
         raise too_large("file", "is too large", MOST_UPLOAD_MB, UPLOAD)
 
 
 def check_clip(data: bytes) -> None:
-    """Refuses a clip of audio that is larger than an upload may be.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses a clip of audio that is larger than an upload may be."""
     if 0 < MOST_UPLOAD_MB * _MB < len(data):
         raise too_large("audio", "is too large", MOST_UPLOAD_MB, UPLOAD)
 
@@ -98,22 +96,16 @@ class DecodedAudio:
         self._samples = 0
 
     def add(self, samples: int, channels: int) -> None:
-        """Counts samples of each channel.
-
-        Raises:
-            VLLMValidationError: they are too many; the client gets status 400.
-        """
+        """Counts samples of each channel."""
         self._samples += samples
-        if 0 < MOST_SECONDS * self._rate < self._samples:
+        is_speech = _is_speech.get()
+        if 0 < MOST_SECONDS * self._rate < self._samples and not is_speech:
             raise too_large("audio", "is too long", MOST_SECONDS, DURATION)
-        if 0 < MOST_AUDIO < self._samples * channels * 4:
-            raise too_large("audio", "decodes to too much", MOST_AUDIO, AUDIO)
+        most = MOST_AUDIO * (SPEECH if is_speech else 1)
+        if 0 < most < self._samples * channels * 4:
+            raise too_large("audio", "decodes to too much", most, AUDIO)
 
 
 def count_soundfile(file: Any) -> None:
-    """Looks at the header of an open `soundfile.SoundFile`, which decodes no more.
-
-    Raises:
-        VLLMValidationError: it has too many samples; the client gets status 400.
-    """
+    """Looks at the header of an open `soundfile.SoundFile`, which decodes no more."""
     DecodedAudio(file.samplerate).add(file.frames, file.channels)

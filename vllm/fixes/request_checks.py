@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Refuses what a request has too much of, or what the engine cannot take."""
+"""Refuses what a request has too much of, or what the engine cannot take.
+
+For what is refused the client gets status 400.
+"""
 
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -10,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fixes.limits import RefusalError, limit, too_large
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 PROMPTS = "VLLM_MAX_COMPLETION_PROMPTS"
 MOST_PROMPTS = limit(PROMPTS, 1024)
@@ -24,30 +27,29 @@ TRUST = "VLLM_TRUST_REQUEST_MM_KWARGS"
 TRUSTS_MEDIA_OPTIONS = limit(TRUST, 0) > 0
 
 
-def check_prompts(body: Any) -> None:
-    """Refuses a completion request of more prompts than the limit.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
-    if not isinstance(body, dict) or MOST_PROMPTS <= 0:
-        return
-    for name in ("prompt", "prompt_embeds"):
-        prompts = body.get(name)
-        if not isinstance(prompts, list) or len(prompts) <= MOST_PROMPTS:
+def check_prompts(body: Any, *fields: str, times: int = 1) -> None:
+    """Refuses a request of more prompts, or conversations, than the limit."""
+    most, name = times * MOST_PROMPTS, PROMPTS
+    if times > 1:
+        name = f"{times} times {PROMPTS}"
+    found = body if isinstance(body, dict) else {f: getattr(body, f, 0) for f in fields}
+    for field in fields or ("prompt", "prompt_embeds"):
+        prompts = found.get(field)
+        # A list of numbers is the tokens of one prompt.
+        if not isinstance(prompts, list) or not 0 < most < len(prompts):
             continue
-        if name == "prompt" and isinstance(prompts[0], int):
-            continue  # the tokens of one
-        what = f"has {len(prompts)} prompts"
-        raise too_large(name, what, MOST_PROMPTS, PROMPTS)
+        if not isinstance(prompts[0], int):
+            raise too_large(field, f"has {len(prompts)} prompts", most, name)
+
+
+def check_inputs(request: Any) -> None:
+    """The same for requests of which nothing is generated: batches are larger there."""
+    fields = "input", "data_1", "data_2", "documents", "items", "texts", "inputs"
+    check_prompts(request, *fields, times=8)
 
 
 def check_salt(prompt: Any) -> None:
-    """Refuses a long cache_salt: the engine hashes it between two steps.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses a long cache_salt: the engine hashes it between two steps."""
     salt = prompt.get("cache_salt")
     if MOST_SALT > 0 and salt is not None and len(salt) > MOST_SALT:
         what = f"has {len(salt)} characters"
@@ -55,11 +57,7 @@ def check_salt(prompt: Any) -> None:
 
 
 def check_token_ids(token_ids: list[int] | None) -> None:
-    """Refuses negative ids of tokens: they index embeddings.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses negative ids of tokens: they index embeddings."""
     lowest = min(token_ids or [0])
     if lowest < 0:
         raise VLLMValidationError(
@@ -71,11 +69,7 @@ def check_token_ids(token_ids: list[int] | None) -> None:
 
 
 def check_embeddings(model_config: "ModelConfig", prompt: Any) -> None:
-    """Refuses embeddings without tokens for a model that takes positions from tokens.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses embeddings alone for a model that takes positions from tokens."""
     if prompt.get("prompt_token_ids") is None and (
         model_config.uses_mrope or model_config.uses_xdrope_dim > 0
     ):
@@ -95,12 +89,31 @@ def keep_sparse_checks() -> None:
     torch.sparse.check_sparse_tensor_invariants.enable()
 
 
+def check_prompt_logprobs(vllm_config: "VllmConfig", params: Any) -> None:
+    """Refuses prompt_logprobs where a prefill instance has computed the prompt.
+
+    Only a rank that computes a prompt can tell them, and a connector that fetches it
+    cannot be told that it shall not: some then end their rank.
+    """
+    if not params.skip_reading_prefix_cache:
+        return
+    transfer = (getattr(params, "extra_args", None) or {}).get("kv_transfer_params")
+    is_fetched = isinstance(transfer, dict) and transfer.get("do_remote_prefill")
+    role = getattr(vllm_config.kv_transfer_config, "kv_role", None)
+    if role == "kv_consumer" or is_fetched:
+        raise VLLMValidationError(
+            "prompt_logprobs, or echo with logprobs, need a prompt that is computed "
+            "here, and this one comes from a prefill instance; ask that one",
+            parameter="prompt_logprobs",
+        )
+
+
 def computes_its_prompt(connector: Any) -> Any:
     """A KV connector that gives nothing to requests whose whole prompt is computed.
 
     Such a request wants `prompt_logprobs`, which only that can tell; of tokens that
-    come from elsewhere they would be whatever the memory holds. As with the local
-    cache, which is not read for them. The connector still hears of the request.
+    come from a store they would be whatever the memory holds. As with the local cache,
+    which is not read for them. The connector still hears of the request.
     """
     find = connector.get_num_new_matched_tokens
 
@@ -116,16 +129,13 @@ def own_keys(context: Any, keys: list[str]) -> list[str]:
     """Keys of one request that no other can name, as its id is what a client says."""
     if not hasattr(context, "own_key"):
         context.own_key = secrets.token_hex(16)
-    return [f"{context.own_key}-{key}" for key in keys]
+    return [f"{key}-{context.own_key}" for key in keys]
 
 
 def check_media_options(body: Any) -> None:
     """Refuses what tells the processors of images, audio and video what to do.
 
     It may name code that is run, and sizes that nothing limits.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
     """
     if TRUSTS_MEDIA_OPTIONS or not isinstance(body, dict):
         return

@@ -79,15 +79,15 @@ LIMITS = {
     "else status 500",
     "VLLM_GRAMMAR_COMPILATION_TIMEOUT_S": "seconds in which any other of these must be "
     "compiled; else status 500",
-    "VLLM_MAX_COMPLETION_PROMPTS": "prompts of one request to `/v1/completions`",
+    "VLLM_MAX_COMPLETION_PROMPTS": "prompts of a request; eight times as many to score",
     "VLLM_MAX_CACHE_SALT_LENGTH": "characters of `cache_salt`",
     "VLLM_TRUST_REQUEST_MM_KWARGS": "1: take `mm_processor_kwargs` and "
     "`media_io_kwargs` from requests",
     "VLLM_MAX_IMAGE_PIXELS": "pixels of an image",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "MiB of what an address in a request sends",
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "MiB of audio as it comes, also in a chat",
-    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "seconds of audio when it is decoded",
-    "VLLM_MAX_AUDIO_DECODE_BYTES": "bytes of audio when it is decoded",
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "seconds of decoded audio, but of speech",
+    "VLLM_MAX_AUDIO_DECODE_BYTES": "bytes of decoded audio; four times that of speech",
 }
 """By the variable of a limit in vllm/fixes: what it limits."""
 
