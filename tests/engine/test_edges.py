@@ -89,6 +89,8 @@ def test_what_ends_the_watch_of_a_server_is_told(monkeypatch):
         server_end.logger, "error", lambda *words, **more: said.append(more)
     )
 
+    monkeypatch.setattr(server_end, "_is_command", lambda: True)
+
     class Broken:
         vllm_config = None
         model_config = SimpleNamespace(get_vocab_size=lambda: 9)
@@ -103,16 +105,13 @@ def test_what_ends_the_watch_of_a_server_is_told(monkeypatch):
 
 
 def test_a_full_disk_of_the_status_file_ends_no_watch(monkeypatch):
-    """The same thread ends orphans, and ranks that wait in vain."""
+    """The same thread ends ranks that wait in vain."""
     asked = threading.Semaphore(0)
 
-    def orphaned():
-        asked.release()
-
     def full(*_):
+        asked.release()
         raise OSError("no space")
 
-    monkeypatch.setattr(watch, "end_if_orphaned", orphaned)
     monkeypatch.setattr(watch.os, "pwrite", full)
     watch.RankWatch(timeout=1.0).start()
     assert all(asked.acquire(timeout=60) for _ in range(3))
@@ -202,6 +201,59 @@ def test_a_server_may_be_started_by_a_fork_server_or_by_a_daemon(dense_model, tm
         assert not waiting, (tmp_path / "log").read_text()
     finally:
         _end_group(wrapper)
+
+
+_PROGRAM = """
+import asyncio, sys
+from vllm.entrypoints.openai.api_server import run_server
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+async def main():
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    await run_server(arguments)
+    await asyncio.sleep(5)
+    print("all put away", flush=True)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["the program", pytest.param("the engine", marks=pytest.mark.slow)]
+)
+def test_a_program_with_a_server_in_its_own_loop_goes_on_when_that_ends(
+    end, dense_model, tmp_path
+):
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    port, log = free_port(), tmp_path / "log"
+    options = ("--host", "127.0.0.1", "--max-model-len", "64", "--enforce-eager")
+    command = ["program.py", "--model", str(dense_model), "--port", str(port)]
+    with log.open("wb") as written:
+        program = subprocess.Popen(
+            [sys.executable, *command, *options],
+            cwd=tmp_path,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and program.poll() is None:
+            with suppress(requests.RequestException):
+                if direct("GET", f"http://127.0.0.1:{port}/health", timeout=5).ok:
+                    break
+            time.sleep(0.5)
+        if end == "the program":
+            program.terminate()
+        else:
+            for child in psutil.Process(program.pid).children():
+                child.kill()
+        assert program.wait(START_S) == 0, log.read_text()
+        assert "all put away" in log.read_text()
+    finally:
+        _end_group(program)
 
 
 def _end_group(first):

@@ -10,7 +10,8 @@ that the first one has, nor, where it has no rank of its own, that those on othe
 are gone. And it exits with 0, so that nobody restarts it; with 1 where it was told to
 stop, if one of its forked ranks ends while it looks who else has the port.
 
-All of this is so with balance off, too, and so it is mended there.
+All of this is so with balance off, too, and so it is fixed there. A program that has
+the server in an event loop of its own is left alone.
 """
 
 import asyncio
@@ -18,9 +19,8 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-import weakref
 from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
 import psutil
@@ -50,13 +50,15 @@ way of a fork server, or of another process that forks and may end."""
 
 
 def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
-    """Notes who started a front-end, before anything takes time.
+    """Notes who started an API server, before anything takes time.
 
     If all engines are elsewhere, its sockets ask whether they live: ZeroMQ does, beside
     the processes' own threads. It closes a connection without an answer, well before
     ranks would give up, and `_watch` sees that.
     """
     global _parent
+    if not _is_command():
+        return
     parent = multiprocessing.parent_process()
     _parent = parent.pid if parent and parent.pid == os.getppid() else None
     parallel_config = vllm_config.parallel_config
@@ -67,14 +69,11 @@ def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
 
 
 def end_with_engines(llm: "AsyncLLM") -> None:
-    """Ends the server when its engines have ended or must end.
-
-    Called in the event loop of the server. In another program that has an `AsyncLLM`
-    nothing is ended, and the object is not kept: it stops its engines once it is
-    dropped.
-    """
+    """Ends the server when its engines have ended or must end."""
     drop_unknown_ends(llm.input_processor.generation_config_fields, llm.model_config)
-    task = asyncio.create_task(_watch(weakref.ref(llm)))
+    if not _is_command():
+        return
+    task = asyncio.create_task(_watch(llm))
     _watches.add(task)  # the loop keeps only a weak reference
     task.add_done_callback(_ended)
 
@@ -88,14 +87,14 @@ def _ended(watch: asyncio.Task[None]) -> None:
         )
 
 
-async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
+async def _watch(llm: "AsyncLLM") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
-    connections = None
-    # `begin_watch` has set some.
-    if (llm := reference()) is not None and llm.engine_core.ctx.sockopts:
-        connections = _Connections(llm.engine_core)
-    while (llm := reference()) is not None and not llm.errored:
+    client, connections = llm.engine_core, None
+    if client.ctx.sockopts:  # `begin_watch` has set some
+        connections = _Connections(client)
+    manager = client.resources.engine_manager
+    while not llm.errored:
         is_served = is_served or _is_served()
         # Twice in a row: where all processes are told to stop, the coordinator is the
         # first to go.
@@ -104,22 +103,18 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
             logger.error("Data parallel balance: %s. Ending the server.", missing)
             await loop.run_in_executor(None, partial(llm.shutdown, timeout=0))
             break
-        manager = llm.engine_core.resources.engine_manager
-        del llm
         try:
             await asyncio.sleep(_PERIOD_S)
         except asyncio.CancelledError:  # the server has ended sooner than this saw why
             if is_served and getattr(manager, "failed_proc_name", None):
                 _exit_with(1)
             raise
-    if llm is None or not is_served:
+    if not is_served:
         return
-    manager = llm.engine_core.resources.engine_manager
     died = missing or getattr(manager, "failed_proc_name", None)
-    status = 1 if died or llm.engine_core._finalizer.alive else 0
+    status = 1 if died or client._finalizer.alive else 0
     llm.output_processor.propagate_error(llm.dead_error)
-    is_main = threading.current_thread() is threading.main_thread()
-    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH or not is_main:
+    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
         return
     signal.raise_signal(signal.SIGTERM)  # its handler ends the server, once
     try:
@@ -138,6 +133,18 @@ async def _watch(reference: "weakref.ref[AsyncLLM]") -> None:
 def _exit_with(status: int) -> None:
     if status:
         asyncio.get_running_loop().call_soon(sys.exit, status)
+
+
+def _is_command() -> bool:
+    """Whether a command of vLLM's has begun the loop in which the server now starts."""
+    frame, names, starts = sys._getframe(), ("asyncio", "uvloop"), False
+    caller: ModuleSpec | None = None
+    while frame.f_back is not None:
+        starts = starts or frame.f_code.co_name == "run_server_worker"
+        if frame.f_globals.get("__name__", "").partition(".")[0] in names:
+            caller = frame.f_back.f_globals.get("__spec__")
+        frame = frame.f_back
+    return starts and caller is not None and caller.name.startswith("vllm.")
 
 
 def is_of_this_server(pid: int) -> bool:
