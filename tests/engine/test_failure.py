@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -204,7 +205,13 @@ def test_a_rank_is_watched_where_a_memory_file_is_refused(monkeypatch):
 
     looks = threading.Semaphore(0)
     monkeypatch.setattr(os, "memfd_create", refuse)
-    monkeypatch.setattr(watch, "end_if_orphaned", looks.release)
+
+    def pause(seconds):
+        looks.release()
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+    monkeypatch.setattr(watch, "time", clock)
     watch.RankWatch(timeout=1.0).start()
     assert looks.acquire(timeout=60)
     assert looks.acquire(timeout=60), "it goes on after it would have written"

@@ -11,7 +11,6 @@ the lines of the patch that call it, then the function, its line here and its te
 | server_end.end_with_engines | ending.patch | not reported | all |
 | server_end.is_of_this_server | ending.patch | not reported | all |
 | orphans.end_with_parent | ending.patch, rank.gate | not reported | all |
-| orphans.end_if_orphaned | rank.watch | not reported | all |
 | orphans.untie_forked_signals | ending.patch | not reported | all |
 | survival.check_client | survival.patch | #45346, #54195 | until 0.29; nesting: all |
 | survival.fails_alone | survival.patch | #43920 | until 0.29 |

@@ -20,25 +20,22 @@ logger = init_logger(__name__)
 _PERIOD_S = 0.5
 
 
-def parent_is_gone() -> bool:
-    """Whether the process that started this one has ended.
+def end_with_parent() -> None:
+    """From now on this process and its own end when its parent has ended.
 
-    For ranks and coordinators, which vLLM starts by fork or spawn. False in a process
-    that `multiprocessing` did not start. No pipe or signal tells it surely: processes
+    A front-end that is killed tells nobody. Its ranks and its coordinator would live
+    on, with their memory, and forked ones with the socket on which clients connect.
+    Only `multiprocessing` starts such. No pipe or signal tells it surely: processes
     that the parent forks later hold the write ends of the earlier ones' pipes, and the
     kernel's signal on a parent's death means the thread that forked.
     """
     parent = multiprocessing.parent_process()
-    return parent is not None and os.getppid() != parent.pid
+    if parent is None:
+        return
 
-
-def end_if_orphaned() -> None:
-    """Ends this process, and those that it started, if its parent has ended.
-
-    A front-end that is killed tells nobody. Its ranks and its coordinator would live
-    on, with their memory, and forked ones with the socket on which clients connect.
-    """
-    if parent_is_gone():
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(_PERIOD_S)
         logger.error(
             "Data parallel balance: the process that started %s (pid %d) has ended "
             "without stopping it. Ending it.",
@@ -47,17 +44,7 @@ def end_if_orphaned() -> None:
         )
         kill_process_tree(os.getpid())
 
-
-def end_with_parent() -> None:
-    """From now on this process ends when its parent has ended, also if it is killed."""
-
-    def watch() -> None:
-        while True:
-            end_if_orphaned()
-            time.sleep(_PERIOD_S)
-
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @cache

@@ -109,11 +109,12 @@ def start_balance_gate(core: "EngineCore") -> None:
     group = getattr(core, "dp_group", None)
     if envs.VLLM_ELASTIC_EP_SCALE_UP_LAUNCH:
         group = None  # the other ranks come to it while they serve
+    if hasattr(core, "input_queue"):  # in a process of its own
+        end_with_parent()
     if (gate := getattr(core.scheduler, "balance_gate", None)) is not None:
         gate.start(core, group)
     elif group is not None:
         check_identity(group, identity_of(core.vllm_config))
-        end_with_parent()
 
 
 class BalanceGate:
@@ -211,10 +212,15 @@ class BalanceGate:
         self._rows.forget_steps()
 
     def send_for(self, core: "DPEngineCoreProc") -> None:
-        """Sends this rank's row for the step that is about to be computed."""
+        """Sends this rank's row for the step that is about to be computed.
+
+        Not in the first of a wave: ranks without requests send theirs behind it, and
+        all of that step would count as time in which they do not come.
+        """
         # The ranks may have met in another group, and between two waves a step may not
         # come to its end.
-        if self._sends_early and core.dp_group is self._group and core.engines_running:
+        is_first = not (core.engines_running and core.step_counter)
+        if self._sends_early and core.dp_group is self._group and not is_first:
             self._send_early(core.current_wave, core.step_counter + 1)
 
     def _send_early(self, wave: int, step: int) -> None:

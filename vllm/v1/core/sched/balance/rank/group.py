@@ -143,7 +143,7 @@ class RowExchange:
         self._watch = RankWatch(timeout, rank, size)
 
     def start(self) -> None:
-        """From now on this process shows what it does, and ends with its parent."""
+        """From now on this process shows what it does."""
         self._watch.start()
 
     def join(

@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
-from vllm.fixes.orphans import end_if_orphaned
 from vllm.logger import init_logger
 from vllm.utils.system_utils import kill_process_tree
 
@@ -147,8 +146,8 @@ def _names(ranks: Sequence[int]) -> str:
 class RankWatch:
     """Watches the other ranks of one group, and shows what this one does.
 
-    One thread writes the status file, ends the process with its parent, and ends it if
-    it is stuck in a call that has no time-out of its own while another rank is silent.
+    One thread writes the status file, and ends the process if it is stuck in a call
+    that has no time-out of its own while another rank is silent.
     """
 
     def __init__(self, timeout: float, rank: int = 0, size: int = 1) -> None:
@@ -225,7 +224,6 @@ class RankWatch:
         """Runs in the thread."""
         file = _open_file()
         while True:
-            end_if_orphaned()
             status, beats = self.status, self._beats
             with contextlib.suppress(OSError):  # only the doctor misses it
                 if file is not None:
