@@ -65,8 +65,9 @@ def change(url: str, name: str, timeout: float = 60.0) -> str:
     while state["policy"] != state["wanted"] == name and state["running"]:
         if time.monotonic() > end:
             raise RefusedError(
-                f"{name} is wanted, and was not taken in {timeout:g} s; a step may be "
-                "long, or hang: see `vllm-balance doctor --pid`"
+                f"{name} is wanted, and was not taken in {timeout:g} s; it may take "
+                "32 long steps after off, or a step hangs: see `vllm-balance doctor "
+                "--pid`"
             )
         time.sleep(PAUSE_S)
         state = _ask(url)
@@ -82,7 +83,8 @@ def _describe(state: dict[str, Any]) -> str:
     if policy == wanted:
         return str(policy)
     if state["running"]:
-        return f"{policy}; {wanted} is wanted and comes with a step"
+        when = "with one of 32 steps" if policy == "off" else "with a step"
+        return f"{policy}; {wanted} is wanted and comes {when}"
     return f"{policy}; {wanted} comes with the first step of the next request"
 
 

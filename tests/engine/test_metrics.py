@@ -34,6 +34,18 @@ def test_what_was_learned_is_told_as_it_is():
         assert dict(stats.take(LOAD)["step_cost_seconds"]) == COST._asdict()
 
 
+def test_another_policy_first_has_no_costs():
+    """A gauge that is not told again keeps its value."""
+    stats = BalanceStats("adaptive")
+    stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
+    stats.follow("off")
+    stats.observe_step(OPEN, ROWS, 0.001)
+    assert dict(stats.take(LOAD)["step_cost_seconds"]) == dict.fromkeys(COST._fields, 0)
+    stats.follow("adaptive")
+    stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
+    assert dict(stats.take(LOAD)["step_cost_seconds"]) == COST._asdict()
+
+
 def test_the_first_rank_warns_when_a_policy_gives_way(monkeypatch):
     said = []
     warn = "vllm.v1.core.sched.balance.rank.metrics.logger.warning_once"

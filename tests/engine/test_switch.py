@@ -1,16 +1,22 @@
 """Another policy while ranks serve: all take it in one step, and nobody notices."""
 
+import importlib
 import random
 from collections import defaultdict
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.entrypoints.serve import instrumentator
+from vllm.entrypoints.serve.instrumentator import basic
 from vllm.v1.core.sched.balance.core.policies.wishes import (
     NAMES,
     first_wish,
     next_wish,
     wished,
 )
+from vllm.v1.core.sched.balance.front.operators import KEY, PATH
 from vllm.v1.core.sched.balance.rank.gate import REST_STEPS
 
 from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
@@ -182,6 +188,20 @@ def test_groups_that_shrink_and_grow_take_the_newest(moe_model, how):
     assert names[0, splits] == {"adaptive"}
     assert names[0, joins - 1] == {"adaptive", "off"}, "the halves, apart"
     assert names[0, joins + 2] == {"off"}
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 404), ("k", 401)])
+def test_the_route_is_among_those_that_servers_of_all_models_have(
+    key, status, monkeypatch
+):
+    """Also those that only embed. With a key in the server's environment alone."""
+    with monkeypatch.context() as patched:
+        patched.setenv(KEY, key)
+        importlib.reload(basic)
+        app = FastAPI()
+        instrumentator.register_instrumentator_api_routers(app)
+        assert TestClient(app).get(PATH).status_code == status
+    importlib.reload(basic)
 
 
 SWITCHES = 1000

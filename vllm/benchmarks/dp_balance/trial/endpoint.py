@@ -213,7 +213,10 @@ class Endpoint:
         return Scrape(
             len(ranks),
             min(means, default=None),
-            {part: statistics.fmean(values) for part, values in costs.items()},
+            # All are 0 until the policy of now has learned some.
+            {part: statistics.fmean(values) for part, values in costs.items()}
+            if any(map(any, costs.values()))
+            else {},
         )
 
     def policy(self) -> str:

@@ -99,8 +99,9 @@ class BalanceStats:
         }
 
     def follow(self, policy: str) -> None:
-        """Steps are decided by this policy from now on."""
+        """Steps are decided by this policy from now on, which first has no costs."""
         self._policy = policy
+        self._cost = dict.fromkeys(self._cost, 0.0)
 
     def observe_step(
         self,
