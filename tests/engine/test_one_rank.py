@@ -98,6 +98,30 @@ def test_an_engine_in_the_process_of_its_caller(moe_model, moe_samples, monkeypa
         llm.llm_engine.engine_core.shutdown()
 
 
+def test_a_seed_gives_one_answer_however_many_steps_a_prompt_takes(
+    dense_model, monkeypatch
+):
+    """In-between steps draw no random numbers. A CPU's generator has no offset."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
+    answers = []
+    for tokens in (512, 48):
+        llm = LLM(
+            model=str(dense_model),
+            max_num_seqs=4,
+            max_num_batched_tokens=tokens,
+            enforce_eager=True,
+            max_model_len=512,
+            enable_prefix_caching=False,
+        )
+        try:
+            found = llm.generate([{"prompt_token_ids": [*range(5, 205)]}], sampling)
+            answers.append(found[0].outputs[0].token_ids)
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+    assert answers[0] == answers[1]
+
+
 @pytest.fixture
 def alone(moe_model):
     config = engine_config(moe_model, data_parallel_balance="adaptive")

@@ -40,6 +40,32 @@ class ReferenceModelRunner(CPUModelRunner):
         if self.use_async_spec_decode:
             self.valid_sampled_token_count_gpu = valid_sampled_tokens_count
 
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample; a prompt that is not computed to its end draws no random numbers.
+
+        Else its seed would give another answer than where it is computed in one step.
+        """
+        mask = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        generators = self.input_batch.generators.items()
+        states = [(each, each.get_state()) for i, each in generators if mask[i]]
+        sampled = super()._sample(*args, **kwargs)
+        for generator, state in states:
+            generator.set_state(state)
+        return sampled
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """Hide the generators, whose offsets upstream would set back.
+
+        Those of devices have one, also of NPUs (read in torch_npu 2.10.0.post4); those
+        of a CPU have not.
+        """
+        batch = self.input_batch
+        generators, batch.generators = batch.generators, {}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            batch.generators = generators
+
 
 class ReferenceWorker(CPUWorker):
     """Runs the model with upstream's model runner and the platform's operators."""
