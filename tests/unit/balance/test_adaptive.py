@@ -222,14 +222,14 @@ def test_nothing_is_held_while_nobody_decodes(replaced, monkeypatch):
     assert policy.decide(rows) == OPEN._replace(reason="idle")
 
 
-def about_to_end(monkeypatch, ending, queued, replaced=False):
+def about_to_end(monkeypatch, ending, queued, replaced=False, ranks=4):
     """Whether a due release of one request per rank, of 40, is held for decodes."""
     monkeypatch.setattr(Flow, "ending", ending)
     monkeypatch.setattr(Flow, "is_replaced", replaced)
     known = learned().state.known
     row = running(40, pending=1, max_running=41)
-    rows = snapshot([row._replace(waiting=1 + queued)] * 4)
-    return _decodes_first(known.flow, known.cost, [100] * 4, rows)
+    rows = snapshot([row._replace(waiting=1 + queued)] * ranks)
+    return _decodes_first(known.flow, known.cost, [100] * ranks, rows)
 
 
 def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch):
@@ -237,6 +237,15 @@ def test_a_release_waits_for_decodes_that_end_unless_many_are_queued(monkeypatch
     assert not about_to_end(monkeypatch, ending=0.001, queued=0)
     assert not about_to_end(monkeypatch, ending=0.1, queued=40)
     assert not about_to_end(monkeypatch, ending=0.1, queued=4, replaced=True)
+    assert not about_to_end(monkeypatch, ending=0.1, queued=4, ranks=1)
+
+
+@pytest.mark.parametrize(("ranks", "times"), [(1, 3), (2, 1)])
+def test_a_rank_alone_waits_for_its_queue_as_well(ranks, times):
+    """Its 24 requests are three times those that have a slot."""
+    rows = [running(6, pending=2, waiting=18)] * ranks
+    waits = _wait(Waits(), snapshot(rows), seconds=1.0)
+    assert waits.waiting == pytest.approx([times] * ranks)
 
 
 def test_a_request_that_comes_rarely_is_held_as_well():

@@ -220,6 +220,20 @@ def test_the_policy_sees_every_snapshot():
     assert not policy.seen
 
 
+def test_costs_are_forgotten_once_times_prove_to_be_of_other_steps():
+    policy, forgotten, changes = AlwaysHolds(), [], 0
+    policy.forget_costs = lambda: forgotten.append(len(policy.seen))
+    guard = Guard(policy, in_flight=2)
+    for _ in range(20):
+        for tokens in (500, *[0] * 9):
+            back = guard._steps.back
+            rows = [running(3, prefill_tokens=tokens), *[running(3)] * 3]
+            guard.decide(timed(*rows, seconds=STEP + tokens / 1000))
+            changes += guard._steps.back != back
+    assert guard._steps.back == 0
+    assert len(forgotten) == changes > 0
+
+
 times = st.sampled_from([0, 1, 40_000, 2_000_000, 10**11])
 counts = st.integers(0, 3)
 

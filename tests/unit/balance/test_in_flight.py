@@ -1,5 +1,6 @@
 """Which of the steps in flight a time is of."""
 
+import math
 import random
 
 import pytest
@@ -61,6 +62,60 @@ def test_the_steps_that_explain_the_times_are_found(in_flight, back):
         assert timed[-1].prefill_tokens == tuple(loads[-1 - int(back)])
         attended = [7 * tokens for tokens in loads[-1 - int(back)]]
         assert timed[-1].prefill_attended == tuple(attended)
+
+
+def rounds_until_found(pause):
+    """Of a prefill and nine decodes; so many decodes pass between two rounds."""
+    steps = StepsInFlight(2)
+    for number in range(20):
+        for loads in ([500, 0, 0, 0], *[[0] * RANKS] * 9):
+            show(steps, loads, seconds_of(loads))
+        if steps.back == 0:
+            return number
+        for _ in range(pause):
+            show(steps, [0] * RANKS, 0.04)
+    raise AssertionError
+
+
+def test_decodes_alone_are_not_seen_but_for_the_first():
+    """Else what is known of prompts fades while none come."""
+    assert rounds_until_found(pause=0) == rounds_until_found(pause=1000) == 4
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 100])
+def test_how_fast_a_device_is_does_not_matter(scale):
+    steps = StepsInFlight(2)
+    serve(steps, 0, 400, disturbed=lambda seconds, step: seconds * scale)
+    assert steps.back == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_explains_less_than_a_third_of_the_errors_is_chance(seed):
+    """Prompts double the time of the newest step, and noise makes more."""
+    rng = random.Random(seed)
+
+    def disturbed(seconds, step):
+        return (0.09 if seconds > 0.04 else 0.04) * math.exp(rng.gauss(0, 1))
+
+    steps = StepsInFlight(2)
+    serve(steps, 0, 400, seed, disturbed)
+    assert steps.back == 1
+
+
+def test_prompts_make_no_step_shorter():
+    steps = StepsInFlight(2)
+    for _ in range(60):
+        for tokens, seconds in ((0, 0.2), (0, 0.2), (600, 0.04)):
+            show(steps, [tokens, 0, 0, 0], seconds)
+    assert steps.back == 1
+
+
+def test_a_step_without_a_time_tells_nothing():
+    steps = StepsInFlight(2)
+    for _ in range(100):
+        show(steps, [600, 0, 0, 0], 0.64)
+        show(steps, [0] * RANKS, 0.0)
+    assert steps.back == 1
 
 
 def test_a_few_prefills_are_enough():

@@ -51,6 +51,12 @@ def test_who_is_not_pending_is_neither_moved_nor_passed():
     ]
 
 
+def test_who_is_not_pending_any_more_is_not_passed_either():
+    order = ShortFirst()
+    sorted_by(order, ["long"], {"long": 90})
+    assert sorted_by(order, ["long", "short"], {"short": 5}) == ["long", "short"]
+
+
 def test_who_has_gone_is_forgotten_and_who_is_there_is_not():
     order = ShortFirst()
     sorted_by(order, ["long"], {"long": 500})

@@ -207,6 +207,32 @@ def test_finds_what_attention_costs(attention):
     assert known == pytest.approx(attention / 0.7 / 8192, rel=0.35)
 
 
+def deep(fit, own, attention, depths, count):
+    """With steps of four ranks with alike chunks, each somewhere in a long prompt."""
+    rng = random.Random(7)
+    for _ in range(count):
+        most = rng.uniform(0.1, 1.0)
+        attended = most * rng.uniform(*depths)
+        fit = fit.observe(0.04, 0.0, 0.0, 1.0)
+        seconds = 0.04 + own * most + attention * attended
+        fit = fit.observe(seconds, most, most, 0.0, attended)
+    return fit
+
+
+def test_deeper_chunks_are_no_surprise_once_attention_is_known():
+    fit = deep(CostFit(), own=0.7, attention=0.7, depths=(0, 4), count=400)
+    assert fit.attends
+    fit = deep(fit, own=0.7, attention=0.7, depths=(20, 24), count=60)
+    assert fit.set_backs == 0
+
+
+def test_attention_counts_only_beside_a_cost_of_the_tokens_themselves():
+    """It is a price in tokens, and what costs nothing is no measure."""
+    fit = deep(CostFit(), own=0.0, attention=0.7, depths=(0, 12), count=400)
+    assert not fit.attends
+    assert fit.cost.attention == 0
+
+
 def test_short_prompts_cost_no_attention_whatever_the_noise():
     """All begin anew, so that what they attend to follows from their lengths."""
     fit, rng = CostFit(), random.Random(2)

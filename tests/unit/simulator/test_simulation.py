@@ -13,6 +13,8 @@ from vllm.benchmarks.dp_balance.loop import StepRecord
 from vllm.benchmarks.dp_balance.metrics import measure
 from vllm.benchmarks.dp_balance.policies import make_controller
 from vllm.benchmarks.dp_balance.rank.engine import Engine
+from vllm.benchmarks.dp_balance.rank.gate import GatedRank
+from vllm.benchmarks.dp_balance.rank.kv_cache import Blocks
 from vllm.benchmarks.dp_balance.rank.limits import RankLimits
 from vllm.benchmarks.dp_balance.requests.arrivals import (
     Clients,
@@ -241,6 +243,17 @@ CHAT = replace(
     workload=Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000"),
     load_balancer="as-served",
 )
+
+
+@pytest.mark.parametrize(("preempted", "order"), [(False, [5, 90]), (True, [90, 5])])
+def test_short_prompts_pass_long_ones_but_not_preempted_ones(preempted, order):
+    rank = GatedRank(LIMITS, Blocks(LIMITS), async_scheduling=False, short_first=True)
+    for number, tokens in enumerate((90, 5)):
+        rank.add(SimRequest(number, tokens, 5))
+    rank._waiting[0].preempted = preempted
+    for step in (1, 2):
+        rank.measure(0, step, float(step))
+    assert [work.request.prompt_len for work in rank._waiting] == order
 
 
 def test_requests_are_drawn_from_the_distribution():
