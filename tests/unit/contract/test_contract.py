@@ -13,7 +13,6 @@ from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine
 from rebase_samples import edit
 
-
 PATHS = Paths.find()
 SERIES = load_series(PATHS.patches("vllm"))
 
