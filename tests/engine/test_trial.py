@@ -232,7 +232,7 @@ def trial(given):
     print(trace._expand_prompt([5, 6], 32, tokenizer))
 
 command.trial = trial
-command.main(argparse.Namespace(words=[]))
+command.run(argparse.Namespace(words=[]))
 """
 
 
