@@ -92,9 +92,9 @@ class Engine:
         self._next_end = math.inf
         """Steps before the next end of a rest."""
         nothing = [0] * ranks
-        self._loads = Loads(nothing, [*nothing], nothing, nothing, nothing)
+        self._loads = Loads(nothing, nothing, nothing, nothing, nothing)
         """The next step of those that rest."""
-        self._counts: Counts = ()
+        self._counts = [rank.counts() for rank in self._ranks]
         self._decision: Decision | None = None
         """Of all ranks."""
         self._rows: list[Any] = [()] * ranks
@@ -112,20 +112,29 @@ class Engine:
                 insort(self._awake, rank)
         self._next_end = min([n for _, n in self._asleep.values()], default=math.inf)
 
-    def _let_rest(self) -> None:
-        """Begins the rest of ranks before a step."""
+    def rest(self) -> bool:
+        """Lets ranks rest from the next step on; whether all do, and some have work."""
         for number in [*self._awake]:
-            rank = self._ranks[number]
-            if (steps := rank.rest()) > 0:
-                end = self._step + steps
-                self._asleep[number] = self._step, end
-                self._next_end = min(self._next_end, end)
-                self._awake.remove(number)
-                _, decodes, context, _, _ = self._loads
-                decodes[number], context[number] = rank.next_decodes()
-                if (row := self._rows[number]) and row.ended:
-                    self._rows[number] = row._replace(ended=0)
-                    self._columns = []
+            if (steps := self._ranks[number].rest()) > 0:
+                self._begin_rest(number, self._step + steps)
+        return self.rests and self.has_work()
+
+    @property
+    def rests(self) -> bool:
+        """Whether all ranks rest in the next step, if no request comes."""
+        return not self._awake and self._step < self._next_end
+
+    def _begin_rest(self, number: int, end: float) -> None:
+        self._asleep[number] = self._step, end
+        self._next_end = min(self._next_end, end)
+        self._awake.remove(number)
+        decodes, context = [*self._loads.decodes], [*self._loads.context]
+        decodes[number], context[number] = self._ranks[number].next_decodes()
+        self._loads = self._loads._replace(decodes=decodes, context=context)
+        row = self._rows[number]
+        if row and row.ended:
+            self._rows[number] = row._replace(ended=0)
+            self._columns = []
 
     @property
     def held(self) -> Sequence[bool]:
@@ -148,8 +157,8 @@ class Engine:
 
     def counts(self) -> Counts:
         """What the ranks tell the coordinator."""
-        if self._awake or not self._counts:
-            self._counts = [rank.counts() for rank in self._ranks]
+        for number in self._awake:
+            self._counts[number] = self._ranks[number].counts()
         return self._counts
 
     def output_tokens(self, request: SimRequest) -> int:
@@ -161,15 +170,14 @@ class Engine:
         """Starts a step on every rank."""
         if self._step >= self._next_end:
             self.wake(*[n for n, (_, end) in self._asleep.items() if end <= self._step])
-        if self._awake:
-            self._let_rest()
         self._step += 1
-        prefill, decodes, context, attended, before = self._loads
+        loads = self._loads
+        prefill, decodes, context, attended, before = loads
         later = [*map(add, context, decodes)]
         self._loads = Loads(prefill, decodes, later, attended, before)
         if not self._awake:
-            return Loads(prefill, tuple(decodes), context, attended, before)
-        ranks = [*zip(prefill, decodes, context, attended, before, strict=True)]
+            return loads
+        ranks = [*zip(*loads, strict=True)]
         for number in self._awake:
             ranks[number] = self._ranks[number].schedule()
         return Loads(*zip(*ranks, strict=True))
