@@ -171,6 +171,8 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
     elif known.cost is None:
         decision = _first_decode(len(known.served), snapshot, unknown)
         unknown = unknown if decision.admit else 0.0
+    elif not any(work):
+        decision = _HOLD
     else:
         decision = _weigh(known, known.cost, waits.waiting, work, snapshot)
         if nobody and decision.admit:
@@ -199,7 +201,10 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
     prefilled = sum(prefills)
     largest = max(snapshot.max_tokens)
     if seconds:  # the first step of a wave has no step time
-        if prefilled or flow.decoding:  # else nobody decoded
+        if not prefilled and flow.decoding:
+            fit = fit.observe(seconds, most=0.0, mean=0.0, idle=1.0)
+            cost = fit.cost
+        elif prefilled:  # else nobody decoded
             work = known.work(prefills, attended)
             _, mean, idle = _shares(prefills, largest)
             # The fullest rank; of equal ones, the one that attends to most.
@@ -235,6 +240,10 @@ def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
     pending, waiting = snapshot.pending, waits.waiting
     if len(waiting) != len(pending):
         waiting = [0.0] * len(pending)
+    if not any(pending):
+        keep = 1 - 1 / MEMORY
+        waiting = [0.0] * len(pending) if seconds else waiting
+        return Waits(waits.number * keep, waits.squares * keep, waiting)
     ages = [age * age * SECONDS * SECONDS for age in snapshot.pending_age_us]
     keep = 1 - 1 / MEMORY
     number = waits.number * keep + sum(pending)
