@@ -128,9 +128,10 @@ class Engine:
         self._asleep[number] = self._step, end
         self._next_end = min(self._next_end, end)
         self._awake.remove(number)
-        decodes, context = [*self._loads.decodes], [*self._loads.context]
+        prefill, decodes, context, attended, before = self._loads
+        decodes, context = [*decodes], [*context]
         decodes[number], context[number] = self._ranks[number].next_decodes()
-        self._loads = self._loads._replace(decodes=decodes, context=context)
+        self._loads = Loads(prefill, decodes, context, attended, before)
         row = self._rows[number]
         if row and row.ended:
             self._rows[number] = row._replace(ended=0)
