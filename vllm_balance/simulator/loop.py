@@ -138,8 +138,9 @@ class Cluster:
             now = self._now = self._now + seconds
             if loads.decodes is not decodes:  # the same object in all steps of a rest
                 decodes = loads.decodes
-                _, _, *same = _sum_up(now, seconds, loads, 0)
-            self._totals.append(StepTotals(now, seconds, *same))
+                _, _, tokens, count, prefill, balance = _sum_up(now, seconds, loads, 0)
+            totals = StepTotals(now, seconds, tokens, count, prefill, balance)
+            self._totals.append(totals)
             self._step += 1
             if controller is not None:
                 rows = engine.exchange(self._wave, self._step, now)

@@ -85,7 +85,8 @@ def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Compariso
     seeds = range(args.seed, args.seed + args.num_seeds)
     runs = [*product(policies, seeds)]
     # None: no bar unless standard error is a terminal.
-    bar = tqdm and partial(tqdm, disable=True if args.disable_tqdm else None)
+    hidden = True if args.disable_tqdm else None
+    bar = None if tqdm is None else partial(tqdm, disable=hidden)
     cores = min(usable_cores(), len(runs))
     if cores == 1:
         figures = [_run_here(scenario, policy, seed, bar) for policy, seed in runs]

@@ -19,7 +19,6 @@ from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
 from .limits import RankLimits
 from .scheduler import NOTHING, Outcome
 
-
 _STEP, _TIME, _AGE = map(
     Snapshot._fields.index, ("step", "step_time_us", "pending_age_us")
 )
@@ -104,7 +103,7 @@ class Engine:
         """Of the last snapshot; empty if rows have changed since."""
 
     def wake(self, *ranks: int) -> None:
-        """Ends the rest of these ranks, or of all, before anything else changes them."""
+        """Ends the rest of these ranks, or of all, before they change otherwise."""
         for rank in ranks or [*self._asleep]:
             if rank in self._asleep:
                 since, _ = self._asleep.pop(rank)
@@ -198,7 +197,8 @@ class Engine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
-        if self._now is None:
+        last, self._now = self._now, now
+        if last is None:
             self.wake()
         for number in self._awake:
             rank = self._ranks[number]
@@ -207,14 +207,13 @@ class Engine:
         if self._awake or not self._columns:
             self._columns = [*zip(*self._rows, strict=True)]
             self._columns += zip(*self._limits, strict=True)
-        if self._asleep:
+        if last is not None and self._asleep:
             columns, ranks = self._columns, len(self._ranks)
             columns[_STEP] = (step,) * ranks
-            columns[_TIME] = (int((now - self._now) * 1e6),) * ranks
+            columns[_TIME] = (int((now - last) * 1e6),) * ranks
             ages = [0.0 if since is None else now - since for since in self._since]
             columns[_AGE] = tuple([int(age * 1e6) for age in ages])
-        self._now = now
-        return Snapshot._make(self._columns)
+        return Snapshot(*self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""

@@ -69,7 +69,7 @@ class GatedRank(Scheduler):
 
     @property
     def pending_since(self) -> float | None:
-        """When the oldest pending request of the last row became so, if there is one."""
+        """When the oldest pending request of the last row became so, if any."""
         return self._rows.pending_since
 
     def rest(self) -> float:
