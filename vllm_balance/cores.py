@@ -13,6 +13,8 @@ def usable_cores(root: Path = Path("/")) -> int:
     A container with a quota (`docker run --cpus`, `limits.cpu`) sees all cores of its
     host. A part of a core is not counted.
     """
+    if not hasattr(os, "sched_getaffinity"):  # neither affinity nor cgroups
+        return os.cpu_count() or 1
     cores = float(len(os.sched_getaffinity(0)))
     groups = _read(root / "proc/self/cgroup")
     # `0::/a/b` is of cgroup v2, `4:cpu,cpuacct:/a/b` of v1.

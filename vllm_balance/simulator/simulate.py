@@ -4,16 +4,22 @@
 
 import argparse
 import json
+import multiprocessing
+import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from typing import NamedTuple
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
 
 try:
     from tqdm import tqdm
 except ModuleNotFoundError:  # a clone: runs without, and without a bar
     tqdm = None  # type: ignore[assignment,misc]
 
+from ..cores import usable_cores
 from .metrics import Metrics
 from .options import (
     add_result_args,
@@ -70,32 +76,60 @@ class Comparison(NamedTuple):
 
 
 def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
-    """Runs every policy with every seed as the options say.
+    """Runs every policy with every seed as the options say, on all usable cores.
 
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
     """
-    seeds = range(args.seed, args.seed + args.num_seeds)
-
-    def figures(policy: str, seed: int) -> Metrics:
-        """Those of one run, with a progress bar."""
-        if tqdm is None:
-            return simulate_and_measure(scenario, policy, seed)
-        with tqdm(
-            desc=f"{policy}, seed {seed}",
-            total=scenario.workload.num_prompts,
-            unit="req",
-            # None: no bar unless standard error is a terminal.
-            disable=True if args.disable_tqdm else None,
-        ) as bar:
-            return simulate_and_measure(scenario, policy, seed, on_done=bar.update)
-
     scenario = scenario_from(args)
+    seeds = range(args.seed, args.seed + args.num_seeds)
+    runs = [*product(policies, seeds)]
+    # None: no bar unless standard error is a terminal.
+    hidden = True if args.disable_tqdm else None
+    bar = None if tqdm is None else partial(tqdm, disable=hidden)
+    cores = min(usable_cores(), len(runs))
+    if cores == 1:
+        figures = [_run_here(scenario, policy, seed, bar) for policy, seed in runs]
+    else:
+        figures = _run_on_cores(scenario, runs, cores, bar)
+    count = len(seeds)
     results = [
-        PolicyResult(policy, [figures(policy, seed) for seed in seeds])
-        for policy in policies
+        PolicyResult(policy, figures[number * count : (number + 1) * count])
+        for number, policy in enumerate(policies)
     ]
     return Comparison(scenario, seeds, results)
+
+
+def _run_here(scenario: Scenario, policy: str, seed: int, bar: Any) -> Metrics:
+    """The figures of one run; its bar counts requests."""
+    if bar is None:
+        return simulate_and_measure(scenario, policy, seed)
+    total = scenario.workload.num_prompts
+    with bar(desc=f"{policy}, seed {seed}", total=total, unit="req") as shown:
+        return simulate_and_measure(scenario, policy, seed, on_done=shown.update)
+
+
+def _run_on_cores(
+    scenario: Scenario, runs: Sequence[tuple[str, int]], cores: int, bar: Any
+) -> list[Metrics]:
+    """The figures of the runs, each in another process; a bar counts runs."""
+    # Ctrl-C reaches all processes of a terminal: only this one is to tell of it.
+    ignored = signal.SIGINT, signal.SIG_IGN
+    pool = ProcessPoolExecutor(cores, initializer=signal.signal, initargs=ignored)
+    with pool:
+        try:
+            made = [pool.submit(simulate_and_measure, scenario, *run) for run in runs]
+            ended = as_completed(made)
+            if bar is not None:
+                ended = bar(ended, desc="simulated", total=len(made), unit="run")
+            for each in ended:
+                each.result()
+            return [each.result() for each in made]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
 def run(args: argparse.Namespace) -> None:

@@ -225,7 +225,10 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
     prefilled = sum(prefills)
     largest = max(snapshot.max_tokens)
     if seconds:  # the first step of a wave has no step time
-        if prefilled or flow.decoding:  # else nobody decoded
+        if not prefilled and flow.decoding:
+            fit = fit.observe(seconds, most=0.0, mean=0.0, idle=1.0)
+            cost = fit.cost
+        elif prefilled:  # else nobody decoded
             work = known.work(prefills, attended)
             _, mean, idle = _shares(prefills, largest)
             # The fullest rank; of equal ones, the one that attends to most.

@@ -141,14 +141,15 @@ class CostModel:
             tokens = sum(decodes) + sum(prefill)
             alike -= self.experts * math.expm1(-tokens / self.experts_tokens)
         a, context, own = self.a, self.context, self.b * (1 - self.phi)
+        if not any(prefill):
+            each = zip(decodes, loads.context, strict=True)
+            return alike, [a * n + context * tokens for n, tokens in each], 0.0
         seconds = [
             a * requests + context * attended_to + own * tokens
             for requests, attended_to, tokens in zip(
                 decodes, loads.context, prefill, strict=True
             )
         ]
-        if not any(prefill):
-            return alike, seconds, 0.0
         if self.attention and loads.attended:
             seconds = [
                 own_seconds + self.attention * pairs
