@@ -233,8 +233,7 @@ def test_a_wheel_says_which_chip_it_is_for(vendored, stand_in, tmp_path):
     root = copy_sources(tmp_path / "copy", linked=("vllm", "vllm_ascend"))
     (root / "build" / "kernels").unlink(missing_ok=True)
     build_kernels(Paths(root), load_lock(Paths(root).lock), SOURCE)
-    build_in(root, SOURCE, umask=0o022, PYTHONPATH="")
-    (wheel,) = (root / "dist").glob("*.whl")
+    wheel = build_in(root, SOURCE, umask=0o022, PYTHONPATH="")
     machine = platform.machine()
     version = f"{VERSION}.ascend910.9391"
     tag = f"{THIS_PYTHON}-{THIS_PYTHON}-linux_{machine}"
