@@ -4,7 +4,6 @@ import argparse
 import copy
 import gc
 import itertools
-import logging
 import math
 import os
 import random
@@ -272,7 +271,6 @@ def main():
     )
     parser.add_argument("--minutes", type=float, default=10, help="of each setting")
     options = parser.parse_args()
-    logging.disable(logging.ERROR)
     gc.disable()
     if options.replay or options.seed is not None:
         with controlled():

@@ -8,6 +8,7 @@ collective call until all are in it.
 
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections import defaultdict, deque
@@ -804,6 +805,9 @@ def controlled():
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
     ]
     with contextlib.ExitStack() as stack:
+        # Each engine logs its whole configuration, of which pytest would keep all.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.ERROR)
         for owner, name, value in places:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
