@@ -202,7 +202,7 @@ class BalanceGate:
         Front-ends can call `balance_policy` of the engine core.
         """
         offer(core, "balance_policy", partial(self.tell_policy, core))
-        self._exchange.start()
+        self._exchange.start(lambda: getattr(core, "engines_running", False))
         if group is not None:
             self._join(group, core._send_engine_dead)
 
