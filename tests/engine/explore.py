@@ -4,7 +4,6 @@ import argparse
 import copy
 import gc
 import itertools
-import logging
 import math
 import os
 import random
@@ -31,6 +30,7 @@ from world import Fault, World, controlled
 THEMES = {
     "waves": ("request 0 1", "request 1 6", "abort"),
     "pauses": ("request 1 6", "pause keep", "pause wait", "pause abort", "resume"),
+    "losses": ("request 1 1", "lose 0", "lose 1"),
     "switches": ("request 0 6", "request 1 1", "switch off", "switch align"),
 }
 """Which events there are: requests say their rank, and the tokens of the answer."""
@@ -61,7 +61,7 @@ class Setting:
         """The events; `off` has no gate that could switch."""
         themes = THEMES.values() if self.theme == "all" else [THEMES[self.theme]]
         found = dict.fromkeys(itertools.chain(*themes))
-        return [e for e in found if self.policy != "off" or not e.startswith("switch")]
+        return [e for e in found if self.policy != "off" or e[0] in "rap"]
 
     @property
     def step_s(self):
@@ -242,21 +242,25 @@ def draw(seed):
     return follow(setting, choose)
 
 
+def settings(*themes, **bound):
+    """With `off` there is no gate that could switch, or notice a loss."""
+    for policy, how, theme in itertools.product(POLICIES, HOW, themes):
+        if policy != "off" or theme in ("waves", "pauses"):
+            yield Setting(policy, how, theme, **bound)
+
+
 def everyday():
     """What `make test` takes a minute for."""
-    for policy, how in itertools.product(POLICIES, HOW):
-        for theme in THEMES:
-            if theme != "switches" or policy != "off":
-                yield Setting(policy, how, theme, events=1)
+    yield from settings("waves", "pauses", "switches", events=1)
     yield Setting("cap", "sync", "waves")
+    yield Setting("cap", "async", "losses")
 
 
 def whole():
     """What `make explore` takes an hour of two cores for."""
-    for policy, how, theme in itertools.product(POLICIES, HOW, THEMES):
-        if theme != "switches" or policy != "off":
-            yield Setting(policy, how, theme, events=3)
-            yield Setting(policy, how, theme, ranks=3, events=2)
+    yield from settings(*THEMES)
+    yield from settings(*THEMES, ranks=3, events=1)
+    yield Setting("cap", "sync", "waves", events=3)
 
 
 def _explore(setting, most_s):
@@ -272,7 +276,6 @@ def main():
     )
     parser.add_argument("--minutes", type=float, default=10, help="of each setting")
     options = parser.parse_args()
-    logging.disable(logging.ERROR)
     gc.disable()
     if options.replay or options.seed is not None:
         with controlled():

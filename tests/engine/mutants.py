@@ -7,6 +7,7 @@ from unittest import mock
 
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
+from vllm.v1.core.sched.balance.rank.watch import RankWatch
 from vllm.v1.engine.core import DPEngineCoreProc
 
 from vllm_balance.core.policies.simple import Cap
@@ -137,6 +138,15 @@ MUTANTS = {
             "self.policy is None",
             "self.policy is None and not self._scheduler.has_requests()",
         ),
+    ),
+    "what was found in a wave stays": (
+        "adaptive, sync, waves",
+        (BalanceGate, "reset", "self._order = ShortFirst()", "pass"),
+    ),
+    # Ranks that end.
+    "a first step without requests is not watched": (
+        "cap, sync, losses",
+        (RankWatch, "_look", "self._in_wave()", "False"),
     ),
     # Rows that are sent before their step.
     "early rows of the wrong step": (

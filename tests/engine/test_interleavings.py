@@ -19,11 +19,11 @@ def _worlds():
     gc.enable()
 
 
-def test_nothing_hangs_whatever_comes_first():
-    found = [Explorer(setting).depth_first() for setting in everyday()]
-    for each in found:
-        print(each)
-    assert [str(each) for each in found if each.fault] == []
+@pytest.mark.parametrize("setting", everyday(), ids=str)
+def test_nothing_hangs_whatever_comes_first(setting):
+    found = Explorer(setting).depth_first()
+    print(found)
+    assert not found.fault, str(found)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

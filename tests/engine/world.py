@@ -8,6 +8,7 @@ collective call until all are in it.
 
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections import defaultdict, deque
@@ -148,18 +149,27 @@ class Call:
     def is_whole(self):
         return len(self.values) == self.group.size()
 
+    @property
+    def is_broken(self):
+        """Whether gloo, but not a device, notices that somebody is lost."""
+        lost = self.group.world.lost
+        return self.kind != PASS and not lost.keys() <= self.values.keys()
+
     def wait(self, timeout=None):
         actor = Actor.current
         if not self.is_whole:
-            actor.wait(self.kind, lambda: self.is_whole)
+            actor.wait(self.kind, lambda: self.is_whole or self.is_broken)
+        if not self.is_whole:
+            raise RuntimeError("Connection closed by peer")
         actor.clock = max(actor.clock, self.ends_at)
 
 
 class Group:
     """A process group, and that of the devices; its ranks share it."""
 
-    def __init__(self, members, name=""):
-        self._members, self._name, self._store = members, name, Store()
+    def __init__(self, world, name=""):
+        self.world, self._members = world, world.ranks
+        self._name, self._store = name, Store()
         self._calls: dict[tuple[str, int], Call] = {}
         self._counts: dict[Any, int] = defaultdict(int)
 
@@ -174,7 +184,7 @@ class Group:
 
     @cached_property
     def apart(self):
-        return Group(self._members, " of its own")
+        return Group(self.world, " of its own")
 
     def meet(self, kind, value, of="host", seconds=0.0):
         """The n-th call of a rank is the n-th of the others, or the ranks are lost."""
@@ -275,7 +285,9 @@ class Rank(LoopEngine):
         super().__init__(config, Trace())
         self.input_queue = Inbox(self)
         self.output_queue = SimpleNamespace(put_nowait=partial(world.hear, place))
-        self.output_thread = threading.current_thread()
+        self.output_thread = SimpleNamespace(
+            join=lambda timeout: None, is_alive=lambda: False
+        )
 
     @property
     def gate(self):
@@ -364,7 +376,9 @@ class World:
         self.setting, self.ranks = setting, range(setting.ranks)
         self.budget = setting.events
         self.switched = False
-        self.groups: dict[Any, Group] = {}
+        self._group = Group(self)
+        self.lost: dict[int, str] = {}
+        """Ranks that have ended, or will never answer, and why."""
         self.engines: dict[int, Rank] = {}
         self.sockets: dict[str, Socket] = {}
         self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
@@ -391,9 +405,7 @@ class World:
         process.process_input_socket("front", "output", "back")
 
     def group(self, config, return_store=False):
-        """That of ranks which begin, or go on after a resize."""
-        size = config.data_parallel_size
-        found = self.groups.setdefault(size, Group([*range(size)]))
+        found = self._group
         return (found, found.get_group_store()) if return_store else found
 
     # What ranks and coordinator send.
@@ -463,10 +475,10 @@ class World:
         client = self.client
         if verb == "abort":
             return bool(self.unfinished)
-        if verb in ("pause", "shrink"):
+        if verb in ("pause", "resume"):
             return not client.calls and not client.paused
-        if verb == "resume":
-            return not client.calls and not client.paused
+        if verb == "lose":
+            return not client.paused
         return verb != "switch" or self.setting.policy != "off"
 
     def take(self, choice):
@@ -491,9 +503,11 @@ class World:
         actors = [*self.actors.values(), self.coordinator]
         while ready := [actor for actor in actors if actor.is_ready()]:
             ready[0].resume()
-        for place, actor in self.actors.items():
-            if actor.error is not None:
-                raise Fault(f"rank {place} died of {actor.error!r}") from actor.error
+            for place, actor in self.actors.items():
+                if actor.error is not None and place not in self.lost:
+                    if not self.lost or type(actor.error) is not RuntimeError:
+                        raise Fault(f"rank {place} died of {actor.error!r}")
+                    self.lost[place] = str(actor.error)
         self.compare()
 
     def _deliver(self, sender, to):
@@ -580,6 +594,29 @@ class World:
         self.client.wish = next_wish(self.client.wish, name)
         self._call("balance_policy", self.client.wish)
 
+    def _lose(self, place):
+        """A rank ends, or falls silent, of which nobody is told."""
+        self.budget = 0
+        self.lost[int(place)] = "lost"
+        self.actors[int(place)].kill()
+
+    def _watch(self, place):
+        """So much time passes that its watch ends a rank that can be stuck."""
+        actor, found = self.actors[place], self.engines[place].gate._exchange._watch
+        Actor.current = actor
+        try:
+            for count in range(3 * watch.LONG_SILENCE):
+                actor.clock += found._timeout / watch.LONG_SILENCE
+                said = [
+                    "lost" if r in self.lost else f"{count} 0 0" for r in self.ranks
+                ]
+                found._beats.hear(said)
+                found._look()
+        except Stopped:
+            self.lost[place] = "ended by its watch"
+            actor.kill()
+            self.settle()
+
     # What must hold.
 
     def compare(self):
@@ -593,10 +630,16 @@ class World:
 
     def check_rest(self):
         """Nothing is on its way, and nobody asks for anything: all must rest."""
+        if self.lost:
+            for place, actor in self.actors.items():
+                if actor.at == PASS and self.engines[place].gate:
+                    self._watch(place)
         for place, actor in self.actors.items():
             if actor.at not in ("idle", "ended"):
                 where = ", ".join(f"{p}: {a.at}" for p, a in self.actors.items())
                 raise Fault(f"hang: nobody comes to rank {place} ({where})")
+        if self.lost:
+            return
         waves = {self.published[0]}
         for place in self.ranks:
             engine = self.engines[place]
@@ -774,6 +817,10 @@ def begin_group(config, return_store=False):
     return Actor.current.world.group(config, return_store)
 
 
+def end_of_process(_):
+    raise Stopped
+
+
 def apart(*_):
     actor = Actor.current
     return actor.world.engines[actor.name].dp_group.apart
@@ -789,6 +836,7 @@ def controlled():
         Thread=lambda **_: idle, Event=lambda: SimpleNamespace(set=lambda: None)
     )
     places = [
+        (watch, "kill_process_tree", end_of_process),
         (torch.distributed, "PrefixStore", Store),
         (torch.distributed, "all_reduce", all_reduce),
         (group, "init_gloo_process_group", apart),
@@ -804,6 +852,9 @@ def controlled():
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
     ]
     with contextlib.ExitStack() as stack:
+        # Each engine logs its whole configuration, of which pytest would keep all.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.ERROR)
         for owner, name, value in places:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))

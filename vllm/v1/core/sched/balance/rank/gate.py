@@ -36,6 +36,7 @@ from vllm.v1.core.sched.balance.rank.scheduler_writes import (
 )
 
 from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.pending import NOBODY
 from vllm_balance.core.policies import (
     OPEN,
     SHORT_FIRST,
@@ -175,6 +176,9 @@ class BalanceGate:
         if self.policy is not None:
             self.policy.reset()
         self._rows.reset()
+        self._order = ShortFirst()
+        self._permit.refusal = NOBODY
+        vars(self).pop("_reads", None)
         self.apply(OPEN)
 
     def _choose(self, name: str) -> None:
@@ -198,7 +202,7 @@ class BalanceGate:
         Front-ends can call `balance_policy` of the engine core.
         """
         offer(core, "balance_policy", partial(self.tell_policy, core))
-        self._exchange.start()
+        self._exchange.start(lambda: getattr(core, "engines_running", False))
         if group is not None:
             self._join(group, core._send_engine_dead)
 

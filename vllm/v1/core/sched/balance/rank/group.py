@@ -143,9 +143,9 @@ class RowExchange:
         self._identity = identity
         self._watch = RankWatch(timeout, rank, size)
 
-    def start(self) -> None:
+    def start(self, in_wave: Callable[[], bool]) -> None:
         """From now on this process shows what it does."""
-        self._watch.start()
+        self._watch.start(in_wave)
 
     def join(
         self,
@@ -239,7 +239,7 @@ class Alone(RowExchange):
         super().__init__(timeout=math.inf)
         self._own_limits = limits
 
-    def start(self) -> None:
+    def start(self, in_wave: Callable[[], bool]) -> None:
         """Nobody else need know what it does."""
 
     def send(self, row: Row) -> None:

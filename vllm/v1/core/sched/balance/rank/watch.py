@@ -164,8 +164,9 @@ class RankWatch:
         self._beats: Heartbeats | None = None
         self.show("idle", 0, 0)
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self, in_wave: Callable[[], bool] = lambda: False) -> None:
+        """Starts the thread, which asks whether the rank is in a wave."""
+        self._in_wave = in_wave
         threading.Thread(target=self._watch, daemon=True).start()
 
     def join(self, group: dist.ProcessGroup, tell_clients: Callable[[], None]) -> None:
@@ -224,19 +225,26 @@ class RankWatch:
         """Runs in the thread."""
         file = _open_file()
         while True:
-            status, beats = self.status, self._beats
             with contextlib.suppress(OSError):  # only the doctor misses it
                 if file is not None:
-                    text = status.text(self._rank, self._size).encode()
+                    text = self.status.text(self._rank, self._size).encode()
                     os.ftruncate(file, os.pwrite(file, text, 0))
-            if beats is not None:
-                beats.tick()
-                # While this process is stopped, none is counted.
-                is_silent = beats.silent(LONG_SILENCE)
-                is_stuck = status.doing == "model" and status.lasts() > self._timeout
-                if is_stuck and is_silent:
-                    self._end_process(beats.blame())
+            self._look()
             time.sleep(self._period)
+
+    def _look(self) -> None:
+        """Ends the process if it is stuck while another rank is silent."""
+        status, beats = self.status, self._beats
+        if status.doing == "idle" and self._in_wave():
+            # The first step without a request: nothing else tells that it begins.
+            self.show("model", status.wave, status.step)
+        elif beats is not None:
+            beats.tick()
+            # While this process is stopped, none is counted.
+            is_silent = beats.silent(LONG_SILENCE)
+            is_stuck = status.doing == "model" and status.lasts() > self._timeout
+            if is_stuck and is_silent:
+                self._end_process(beats.blame())
 
     def _end_process(self, blame: str) -> None:
         self.leave(after_error=True)
