@@ -163,8 +163,12 @@ class Engine:
 
     def output_tokens(self, request: SimRequest) -> int:
         """Tokens of the answer that a request has which is on its way or in a rank."""
-        self.wake(request.rank)
-        return self._ranks[request.rank].output_tokens(request)
+        rank = self._ranks[request.rank]
+        if request.rank in self._asleep:
+            since, end = self._asleep[request.rank]
+            rank.skip(self._step - since, self._now)
+            self._asleep[request.rank] = self._step, end
+        return rank.output_tokens(request)
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

@@ -151,7 +151,8 @@ class Scheduler:
         """
         if self.prefilled or self._single or self._blocks.is_limited:
             return 0
-        if any(outcome is not NOTHING for outcome in self._in_flight):
+        # The first step of a wave is not in flight yet.
+        if [*self._in_flight] != [NOTHING] * self._async:
             return 0
         repeats = (self._changes, self._decision) == self._last_schedule
         if self.has_prompts and not repeats:
