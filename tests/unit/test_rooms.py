@@ -12,12 +12,14 @@ BELOW = {
     "vllm_balance.policy": {"vllm_balance.core"},
     "vllm_balance.server_api": {"vllm_balance.errors", "vllm_balance.policy"},
     "vllm_balance.simulator": {
+        "vllm_balance.cores",
         "vllm_balance.core",
         "vllm_balance.errors",
         "vllm_balance.server_api",
     },
     "vllm_balance.trial": {
         "vllm_balance.build_info",
+        "vllm_balance.cores",
         "vllm_balance.doctor",
         "vllm_balance.errors",
         "vllm_balance.policy",
