@@ -12,6 +12,7 @@ BELOW = {
     "vllm_balance.policy": {"vllm_balance.core"},
     "vllm_balance.server_api": {"vllm_balance.errors", "vllm_balance.policy"},
     "vllm_balance.simulator": {
+        "vllm_balance.cores",
         "vllm_balance.core",
         "vllm_balance.errors",
         "vllm_balance.server_api",
