@@ -147,12 +147,6 @@ class _Rank:
         self._in_flight.append(_Scheduled(first, output, answer, wasted))
         return prefill, decodes, context, attended, positions
 
-    pending_since = None
-
-    def rest(self):
-        """Each step of a real scheduler is looked at."""
-        return 0
-
     def update(self):
         first, output, answer, wasted = self._in_flight.popleft()
         if output is None or answer is None:
@@ -216,7 +210,6 @@ class RealEngine(Engine):
             for _ in range(limits.ranks)
         ]
         self._limits = [limits_of(rank.scheduler) for rank in self._ranks]
-        self._begin()
 
 
 def _ngrams(drafts):

@@ -61,11 +61,6 @@ class RowMaker:
         """Prompt tokens to compute of the requests that the last row calls pending."""
         return self._pending.tokens
 
-    @property
-    def pending_since(self) -> float | None:
-        """When the oldest of the pending requests became pending, if there is one."""
-        return self._pending_since if self._pending.tokens else None
-
     def end_step(self, now: float, prefilled: int, attended: int) -> None:
         """Takes the time of a step.
 

@@ -108,12 +108,7 @@ class Cluster:
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
         left = len(self._requests)
-        # Others look at each step, or change ranks between two.
-        is_dealt, engine = self._dispatcher.is_dealt, self._engine
-        is_watched = self._leave or self._on_step or self._launch or is_dealt
         while left:
-            if not (is_watched or self._routed) and engine.rest():
-                self._rest()
             self._begin_step()
             # Not in the first step of a wave: another is scheduled before it ends.
             if len(self._in_flight) > self._async:
@@ -121,30 +116,6 @@ class Cluster:
             self._agree()
         clients = self._clients
         return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
-
-    def _rest(self) -> None:
-        """Takes the steps in which all ranks rest, until a request arrives.
-
-        Nothing comes, ends or is told in these; what `_begin_step`, `_end_step` and
-        `_agree` do else is left out.
-        """
-        engine, controller, steps = self._engine, self._controller, self._in_flight
-        arrival = self._clients.next_arrival
-        decodes: Sequence[int] = ()
-        while engine.rests and len(steps) == self._async and arrival > self._now:
-            steps.append((engine.schedule(), None))
-            loads, _ = steps.popleft()
-            seconds = self._device(loads, self._now)
-            now = self._now = self._now + seconds
-            if loads.decodes is not decodes:  # the same object in all steps of a rest
-                decodes = loads.decodes
-                _, _, tokens, count, prefill, balance = _sum_up(now, seconds, loads, 0)
-            totals = StepTotals(now, seconds, tokens, count, prefill, balance)
-            self._totals.append(totals)
-            self._step += 1
-            if controller is not None:
-                rows = engine.exchange(self._wave, self._step, now)
-                engine.decide(controller.decide(rows))
 
     def _begin_step(self) -> None:
         """Requests that have arrived reach their ranks, and a step is scheduled."""
@@ -192,7 +163,7 @@ class Cluster:
         if self._on_step is not None:
             held, counts = tuple(self._engine.held), tuple(self._engine.counts())
             self._on_step(StepRecord(now, seconds, loads, held, counts))
-        if done and self._on_done is not None:
+        if self._on_done is not None:
             self._on_done(len(done))
         for request in first:
             request.first_token = now

@@ -302,20 +302,3 @@ def test_what_is_learned_does_not_depend_on_when_launches_return(launch):
     own, shared = cost.own + cost.padding, cost.shared
     assert found.own + found.padding == pytest.approx(own, rel=0.25)
     assert found.shared == pytest.approx(shared, rel=0.25)
-
-
-RESTS = {
-    "open loop": {},
-    "asynchronous": {"async_scheduling": True},
-    "decode instance": {"role": "decode", "load_balancer": "context"},
-}
-
-
-@pytest.mark.parametrize("name", RESTS)
-@pytest.mark.parametrize("policy", ["off", "align", "adaptive"])
-def test_ranks_that_rest_serve_as_those_that_are_looked_at_in_each_step(name, policy):
-    lengths = Workload(200, "lognormal:600:1", "lognormal:100:0.8")
-    traffic = ClientTraffic(request_rate=6.0)
-    served = Scenario(LIMITS, DEEPSEEK_V3_1, lengths, traffic, **RESTS[name])
-    watched = measure(simulate(served, policy, 1, on_step=lambda step: None))
-    assert measure(simulate(served, policy, 1)) == watched

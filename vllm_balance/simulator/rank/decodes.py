@@ -2,8 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The requests of a rank that decode: counted, until the step in which one ends."""
 
-import math
-
 from .limits import blocks_of
 from .request import RankRequest
 
@@ -41,14 +39,6 @@ class Decodes:
         not looked at who needs another.
         """
         return blocks_of(self.context - self._begun + self.count * self._ahead)
-
-    def rest(self, step: int) -> float:
-        """After a step: how many follow in which none of them ends."""
-        return min(self._ending, default=math.inf) - step - 1
-
-    def skip(self, steps: int) -> None:
-        """Passes steps in which none ends."""
-        self.context += steps * self.count
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
@@ -112,10 +102,6 @@ class DraftedDecodes(Decodes):
         self._async = async_scheduling
         self._known: dict[RankRequest, int] = {}
         """Tokens of each before the next step."""
-
-    def rest(self, step: int) -> float:
-        """None, as each step draws."""
-        return 0
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""

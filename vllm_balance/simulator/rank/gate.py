@@ -49,8 +49,7 @@ class GatedRank(Scheduler):
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker()
         self._last_changes = -1
-        """What `_changes` was when the queues were read last; -1 if they never were.
-        What was found then:"""
+        """What `_changes` was when the queues were read last; what was found then:"""
         self._queues = Queues(0, 0, 0)
         self._pending = Pending({}, 0)
 
@@ -66,24 +65,6 @@ class GatedRank(Scheduler):
         self._rows.reset()
         self._ended = 0
         self._in_flight.clear()
-
-    @property
-    def pending_since(self) -> float | None:
-        """When the oldest pending request of the last row became so, if any."""
-        return self._rows.pending_since
-
-    def rest(self) -> float:
-        """As that of the scheduler; nor does a row change but for times."""
-        is_sorted = self._order is None or self._rows.is_sorted
-        if self._last_changes not in (self._changes, -1) or not is_sorted:
-            return 0
-        return super().rest()
-
-    def skip(self, steps: int, now: float | None) -> None:
-        """Passes steps of its rest; rows were exchanged last at `now`, if ever."""
-        super().skip(steps, now)
-        if now is not None:
-            self._rows.end_exchange(now)
 
     def measure(self, wave: int, step: int, now: float) -> Row:
         """The rank's row after the step.

@@ -139,35 +139,6 @@ class Scheduler:
         """Sets what may be done in the next step."""
         self._decision = decision
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether the decision matters to it."""
-        return bool(self._waiting or self._partial or self._held)
-
-    def rest(self) -> float:
-        """How many steps will change nothing but what `skip` does.
-
-        As long as no other request comes, and with prompts no other decision.
-        """
-        if self.prefilled or self._single or self._blocks.is_limited:
-            return 0
-        # The first step of a wave is not in flight yet.
-        if [*self._in_flight] != [NOTHING] * self._async:
-            return 0
-        repeats = (self._changes, self._decision) == self._last_schedule
-        if self.has_prompts and not repeats:
-            return 0
-        return self._decodes.rest(self._step)
-
-    def skip(self, steps: int, now: float | None) -> None:
-        """Passes steps of its rest; rows were exchanged last at `now`, if ever."""
-        self._step += steps
-        self._decodes.skip(steps)
-
-    def next_decodes(self) -> tuple[int, int]:
-        """Tokens and context of the decodes of the next step."""
-        return self._decodes.tokens, self._decodes.context
-
     def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
