@@ -12,149 +12,67 @@ from vllm.v1.engine.core import DPEngineCoreProc
 
 from vllm_balance.core.policies.simple import Cap
 
-HOOK = "gate.exchange_for(self)"
-HOOK_SELF = "self.scheduler.balance_gate.exchange_for(self)"
-SYNC = "self.engines_running = self._has_global_unfinished_reqs("
-LOOP = DPEngineCoreProc, "run_busy_loop"
-END = BalanceGate, "_end_step"
-
-MUTANTS = {
-    # The faults of others that architecture.md names.
-    "gather inside schedule()": (
-        "cap, sync, waves",
-        (*LOOP, HOOK, "pass"),
-        (
-            BalanceGate,
-            "put_back",
-            "self._permit.put_back()",
-            "self._permit.put_back(); self._end_step(0, 0, True, False)",
-        ),
-    ),
-    "gather before the finish-sync": (
-        "cap, sync, waves",
-        (*LOOP, HOOK, "pass"),
-        (*LOOP, SYNC, f"local_unfinished_reqs and {HOOK_SELF}; {SYNC}"),
-    ),
-    "counts of the last wave": (
-        "cap, sync, waves",
-        (BalanceGate, "reset", "self.apply(OPEN)", "pass"),
-    ),
-    # Hooks.
-    "ranks without requests do not exchange": (
-        "cap, sync, waves",
-        (*LOOP, HOOK, "executed and gate.exchange_for(self)"),
-    ),
-    "a resume of ranks that are not paused waits": (
-        "off, sync, pauses",
-        (
-            DPEngineCoreProc,
-            "resume_scheduler",
-            "if not self.is_scheduler_paused()",
-            "if False",
-        ),
-    ),
-    "the end of a wave is not told": (
-        "cap, sync, waves",
-        (*LOOP, HOOK, f"self.engines_running and {HOOK}"),
-    ),
-    "who has no requests takes the wave for ended": (
-        "cap, sync, waves",
-        (
-            BalanceGate,
-            "exchange_for",
-            "core.engines_running",
-            "core.scheduler.requests",
-        ),
-    ),
-    "rows of another step where requests are": (
-        "cap, sync, waves",
-        (
-            BalanceGate,
-            "exchange_for",
-            "core.step_counter",
-            "core.step_counter + core.scheduler.has_requests()",
-        ),
-    ),
-    # Exchange.
-    "the end of a wave exchanges where requests are left": (
-        "cap, sync, pauses",
-        (*END, "if not active:", "if not active and not self._scheduler.requests:"),
-    ),
-    "ranks with a step exchange twice": (
-        "cap, sync, waves",
-        (*LOOP, HOOK, f"{HOOK}; executed and {HOOK}"),
-    ),
-    "paused ranks do not exchange": (
-        "cap, sync, pauses",
-        (
-            BalanceGate,
-            "exchange",
-            "rests = ",
-            "rests = self._scheduler.pause_state.value > 0 or ",
-        ),
-    ),
-    # Decisions.
-    "decided by the own row": (
-        "cap, sync, waves",
-        (
-            *END,
-            "snapshot = self._receive()",
-            "snapshot = self._receive()._replace("
-            "running=(len(self._scheduler.running),) * 2)",
-        ),
-    ),
-    "a hold that never ends": (
-        "cap, sync, switches",
-        (Cap, "decide", "self._held >= self._timeout_steps", "False"),
-    ),
-    "a hold admits on one rank": (
-        "align, sync, waves",
-        (
-            PrefillPermit,
-            "holds",
-            "not self._allowance.stops_admission",
-            "name.endswith('1')",
-        ),
-    ),
-    # Switch.
-    "a switch one step early on one rank": (
-        "cap, sync, switches",
-        (
-            BalanceGate,
-            "tell_policy",
-            "self._wish = max(self._wish, wish)",
-            "self._wish = max(self._wish, wish); self._choose(wished(self._wish))",
-        ),
-    ),
-    "a switch to the rank's own wish": (
-        "cap, sync, switches",
-        (*END, "max(snapshot.wish)", "self._wish"),
-    ),
-    "a switched rank rests by what it has": (
-        "cap, sync, switches",
-        (
-            BalanceGate,
-            "_rests_after",
-            "self.policy is None",
-            "self.policy is None and not self._scheduler.has_requests()",
-        ),
-    ),
-    "what was found in a wave stays": (
-        "adaptive, sync, waves",
-        (BalanceGate, "reset", "self._order = ShortFirst()", "pass"),
-    ),
-    # Ranks that end.
-    "a first step without requests is not watched": (
-        "cap, sync, losses",
-        (RankWatch, "_look", "self._in_wave()", "False"),
-    ),
-    # Rows that are sent before their step.
-    "early rows of the wrong step": (
-        "cap, several hosts, waves",
-        (BalanceGate, "send_for", "core.step_counter + 1", "core.step_counter"),
-    ),
+OWNERS = {
+    each.__name__: each
+    for each in (BalanceGate, PrefillPermit, RankWatch, DPEngineCoreProc, Cap)
 }
-"""By what they do: the setting that finds it, then what is replaced by what."""
+# The first three are the faults of others that architecture.md names.
+TEXT = """\
+gather inside schedule() (cap, sync, waves)
+    DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => pass
+    BalanceGate.put_back: self._permit.put_back() => self._permit.put_back(); self._end_step(0, 0, True, False)
+gather before the finish-sync (cap, sync, waves)
+    DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => pass
+    DPEngineCoreProc.run_busy_loop: self.engines_running = self._has_global_unfinished_reqs( => local_unfinished_reqs and self.scheduler.balance_gate.exchange_for(self); self.engines_running = self._has_global_unfinished_reqs(
+counts of the last wave (cap, sync, waves)
+    BalanceGate.reset: self.apply(OPEN) => pass
+ranks without requests do not exchange (cap, sync, waves)
+    DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => executed and gate.exchange_for(self)
+a resume of ranks that are not paused waits (off, sync, pauses)
+    DPEngineCoreProc.resume_scheduler: if not self.is_scheduler_paused() => if False
+the end of a wave is not told (cap, sync, waves)
+    DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => self.engines_running and gate.exchange_for(self)
+who has no requests takes the wave for ended (cap, sync, waves)
+    BalanceGate.exchange_for: core.engines_running => core.scheduler.requests
+rows of another step where requests are (cap, sync, waves)
+    BalanceGate.exchange_for: core.step_counter => core.step_counter + core.scheduler.has_requests()
+the end of a wave exchanges where requests are left (cap, sync, pauses)
+    BalanceGate._end_step: if not active: => if not active and not self._scheduler.requests:
+ranks with a step exchange twice (cap, sync, waves)
+    DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => gate.exchange_for(self); executed and gate.exchange_for(self)
+paused ranks do not exchange (cap, sync, pauses)
+    BalanceGate.exchange: = self._rests_after => = self._scheduler.pause_state.value > 0 or self._rests_after
+decided by the own row (cap, sync, waves)
+    BalanceGate._end_step: snapshot = self._receive() => snapshot = self._receive()._replace(running=(len(self._scheduler.running),) * 2)
+a hold that never ends (cap, sync, switches)
+    Cap.decide: self._held >= self._timeout_steps => False
+a hold admits on one rank (align, sync, waves)
+    PrefillPermit.holds: not self._allowance.stops_admission => name.endswith('1')
+a switch one step early on one rank (cap, sync, switches)
+    BalanceGate.tell_policy: self._wish = max(self._wish, wish) => self._wish = max(self._wish, wish); self._choose(wished(self._wish))
+a switch to the rank's own wish (cap, sync, switches)
+    BalanceGate._end_step: max(snapshot.wish) => self._wish
+a switched rank rests by what it has (cap, sync, switches)
+    BalanceGate._rests_after: self.policy is None => self.policy is None and not self._scheduler.has_requests()
+what was found in a wave stays (adaptive, sync, waves)
+    BalanceGate.reset: self._order = ShortFirst() => pass
+a first step without requests is not watched (cap, sync, losses)
+    RankWatch._look: self._in_wave() => False
+early rows of the wrong step (cap, several hosts, waves)
+    BalanceGate.send_for: core.step_counter + 1 => core.step_counter
+"""  # noqa: E501
+"""What each does, the setting that finds it, then what is replaced by what."""
+MUTANTS = {}
+changes = []
+for line in TEXT.splitlines():
+    if line.startswith(" "):
+        where, _, change = line.strip().partition(": ")
+        owner, name = where.split(".")
+        changes.append((OWNERS[owner], name, *change.split(" => ")))
+    else:
+        name, _, setting = line[:-1].rpartition(" (")
+        changes = []
+        MUTANTS[name] = setting, changes
 
 
 @contextlib.contextmanager

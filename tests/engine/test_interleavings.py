@@ -28,7 +28,7 @@ def test_nothing_hangs_whatever_comes_first(setting):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_what_is_broken_by_hand_is_found_and_replayed(name):
-    setting, *changes = MUTANTS[name]
+    setting, changes = MUTANTS[name]
     with mutated(*changes):
         found = Explorer(Setting.of(f"{setting}, {BOUND}")).depth_first()
         print(name, found)
