@@ -13,7 +13,7 @@ FAST, ALL = range(100, 110), range(2000, 2300)
 
 
 def test_many_tiny_requests_hold_no_prompt_of_others():
-    """By at most 11 % of the others' mean; 9.7 without cheap prompts that go at once."""
+    """By at most 11 % of the others' mean; 9.7 if no cheap prompt went at once."""
     offs = [serve(TINY, "off", seed) for seed in range(16)]
     adaptives = [serve(TINY, "adaptive", seed) for seed in range(16)]
     off, adaptive = (
