@@ -143,8 +143,6 @@ class Regime(NamedTuple):
     policies: Sequence[str] = ("adaptive", *RIVALS)
     more: Mapping[str, Any] = {}
     """What else differs in the scenario."""
-    seeds: tuple[int, ...] = (0,)
-    """More of them where a router draws."""
 
     def scenario(self, window: Window) -> Scenario:
         """A window with all slots in use: twice as many requests are in flight."""
@@ -185,9 +183,7 @@ REGIMES = {
     "steps of 32,768": Regime(step=32_768),
     "phi 0": Regime(cost=DEEPSEEK_V3_1),
     "phi 0.5, padded": Regime(cost=replace(DEEPSEEK_V3_1, phi=0.5, padded=1)),
-    "skewed by a router outside": Regime(
-        more={"load_balancer": "skewed"}, seeds=(0, 1, 2)
-    ),
+    "skewed by a router outside": Regime(more={"load_balancer": "skewed"}),
 }
 """By name; what it does not say is as in the first."""
 
@@ -210,8 +206,7 @@ def regimes() -> Iterator[Cell]:
                 labels = {"regime": name, "of": window.trace, "first": window.first}
                 labels |= {"load": load}
                 scenario, rate = regime.scenario(window), window.rate()
-                more = regime.seeds, load, rate
-                yield Cell(labels, scenario, regime.policies, *more)
+                yield Cell(labels, scenario, regime.policies, (0,), load, rate)
     policies, cost = ("adaptive", *RIVALS), USUAL.cost
     for of, workload in (("600/300", CHAT), ("2000/200", PROMPTS)):
         for ranks in (4, 16):

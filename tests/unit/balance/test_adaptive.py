@@ -11,6 +11,7 @@ from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
 from vllm_balance.core.policies.adaptive import (
     Adaptive,
     Cheap,
+    Waits,
     _decodes_first,
     _slack,
     _wait,
@@ -162,6 +163,29 @@ def test_who_goes_sooner(sooner, later):
     assert steps_held(sooner) < steps_held(later)
 
 
+def test_old_requests_go_sooner_than_new_ones():
+    policy, other = learned(), learned()
+    for _ in range(3):
+        policy.decide(one_pending(age=0.1))
+        other.decide(one_pending(age=0.1))
+    old = [policy.decide(one_pending(age=20.0)).admit for _ in range(100)]
+    new = [other.decide(one_pending(age=0.1)).admit for _ in range(100)]
+    assert old.index(True) < new.index(True)
+
+
+def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
+    """Else its own age is the usual one, and it is held until others come."""
+    waits, seconds, waiting = Waits(), 0.04, []
+    for step in range(400):
+        lone = step % 2
+        age, count = (10.0, 1) if lone else (1.0, 9)
+        rows = [running(6, pending=count, pending_age_us=int(age * 1e6))] * 4
+        waits = _wait(waits._replace(waiting=()), snapshot(rows), seconds)
+        waiting.append(waits.waiting[0] / seconds)
+    assert sum(waiting[-20:]) == pytest.approx(10 * (9 + 1), rel=0.02)
+    assert waiting[-1] > 5
+
+
 @given(load=st.floats(0, 4), stretch=st.floats(1.01, 20))
 def test_slack_costs_the_mean_what_it_may(load, stretch):
     """0.4 % of it with all slots in use, if all that prefills take goes with the cycle;
@@ -222,12 +246,12 @@ def test_on_a_rank_alone_no_release_waits_for_decodes(monkeypatch, ranks, reason
     assert next(name for name in reasons if name != "waiting_cost") == reason
 
 
-@pytest.mark.parametrize(("ranks", "waited"), [(1, 6.0), (2, 2.0)])
+@pytest.mark.parametrize(("ranks", "waited"), [(1, 3.0), (2, 1.0)])
 def test_a_rank_alone_waits_for_its_queue_as_well(ranks, waited):
-    """Its 24 requests are three times those that have a slot."""
+    """Its 24 requests are three times those that have a slot; new ones count half."""
     rows = [running(6, pending=2, waiting=18)] * ranks
-    waiting = _wait((), snapshot(rows), seconds=1.0)
-    assert waiting == pytest.approx([waited] * ranks)
+    waits = _wait(Waits(), snapshot(rows), seconds=1.0)
+    assert waits.waiting == pytest.approx([waited] * ranks)
 
 
 def test_a_cheap_prompt_goes_at_once_and_of_others_as_much_with_it():

@@ -31,10 +31,12 @@ def test_worlds_that_were_named(name):
 
 @pytest.mark.parametrize(
     ("name", "mean", "tail"),
-    [("9461:as-served+kv_full", 1.05, 1), ("1163:padded", 1, 5)],
+    [("9461:as-served+kv_full", 1.035, 1), ("1163:padded", 1, 5)],
 )
 def test_a_world_that_is_harmed_is_so_by_little(name, mean, tail):
-    """By at most so many times; 1.031 and 4 until cheap prompts went at once."""
+    """The first by 3.1 % of the mean, and 1.2 before `own` was preferred where ranks
+    prefill alike; the second has a p99 4.9 times as late, and 4 before decodes went
+    first in closed loops, too."""
     off, policy, harm = judge(parse(name), "adaptive")
     assert harm in ("mean", "tail", "")
     assert policy.mean < mean * off.mean

@@ -9,19 +9,18 @@ import pytest
 
 from tenants import TINY, TenantTimes, judge, serve, who_pays
 
-FAST, ALL = [100, 101, 102, 103, 104, 105, 106, 107, 109], range(2000, 2300)
-"""In 108 the p99 of others comes 2.8 times as late, with a mean 60 % shorter."""
+FAST, ALL = range(100, 110), range(2000, 2300)
 
 
 def test_many_tiny_requests_hold_no_prompt_of_others():
-    """By at most 12 % of the others' mean; 9.7 until cheap prompts went at once."""
+    """By at most 11 % of the others' mean; 9.7 if no cheap prompt went at once."""
     offs = [serve(TINY, "off", seed) for seed in range(16)]
     adaptives = [serve(TINY, "adaptive", seed) for seed in range(16)]
     off, adaptive = (
         fmean(each["others"].median for each in x) for x in (offs, adaptives)
     )
     assert adaptive <= 2 * off + 0.5
-    for who, more in (("others", 1.12), ("all", 1.01)):
+    for who, more in (("others", 1.11), ("all", 1.01)):
         means = [fmean(each[who].mean for each in runs) for runs in (offs, adaptives)]
         assert means[1] <= more * means[0]
 

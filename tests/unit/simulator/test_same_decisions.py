@@ -52,9 +52,9 @@ REASONS = {
     "waiting_cost",
 }
 RECORDED = {
-    "a trace": "b942314c85047425",
-    "long prompts": "5859c53f7535e1b4",
-    "a full cache": "b03e50a928b9e8e5",
+    "a trace": "47f75a3cf7c4aef1",
+    "long prompts": "6ccd09670677c222",
+    "a full cache": "4fe838f488732870",
 }
 
 

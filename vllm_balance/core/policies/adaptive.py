@@ -7,7 +7,7 @@ After each step, on every rank alike, from the rows of all ranks::
     learn what steps cost, and how decodes fare
     for each rank r:                                  # its rent
         share[r] = decoding[r] + pending[r], over the mean of the ranks
-        waiting[r] += dt * pending[r] * share[r]
+        waiting[r] += dt * pending[r] * share[r] * (1 + age[r]^2 / usual_age^2) / 2
         waiting[r] = 0 if nothing is pending on r
 
     1. if nobody decodes: open                        # nothing is delayed by a release
@@ -23,7 +23,6 @@ After each step, on every rank alike, from the rows of all ranks::
     waiting[r] *= 1 - min(1, B / work[r])             # what is released has paid
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -111,12 +110,22 @@ class Cheap(NamedTuple):
         return Cheap(usual, pending, self.allowed)
 
 
+class Waits(NamedTuple):
+    """How long requests have waited."""
+
+    number: float = float(MEMORY)
+    """How many waited in the recent steps, summed."""
+    squares: float = 0.0
+    """Their squared ages in µs², summed; 0 at first, so that first holds are short."""
+    waiting: Sequence[float] = ()
+    """Person-seconds of waiting on each rank that no release has paid for."""
+
+
 class AdaptiveState(NamedTuple):
     """All that `adaptive` remembers. It is a value: who keeps one can go on from it."""
 
     known: Known = Known()
-    waiting: Sequence[float] = ()
-    """Person-seconds of waiting on each rank that no release has paid for."""
+    waits: Waits = Waits()
     unknown: float = 0.0
     """Seconds of decodes beside prefills, before any step without one was timed."""
     nobody: bool = True
@@ -128,7 +137,7 @@ class AdaptiveState(NamedTuple):
         """Without what was waited; with what is known of the costs and requests."""
         return self._replace(
             known=self.known._replace(flow=self.known.flow.next_wave()),
-            waiting=(),
+            waits=self.waits._replace(waiting=()),
             nobody=True,
             cheap=self.cheap._replace(pending=()),
         )
@@ -183,7 +192,7 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
     """The decision on the next step, and what is remembered after it."""
     seconds = max(snapshot.step_time_us) * SECONDS
     known = _learn(state.known, snapshot, seconds)
-    waiting = _wait(state.waiting, snapshot, seconds)
+    waits = _wait(state.waits, snapshot, seconds)
     unknown = state.unknown
     if known.cost is None and state.known.flow.decoding:
         unknown += seconds
@@ -198,7 +207,7 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
         unknown = unknown if decision.admit else 0.0
     else:
         decision, cheap = _weigh(
-            known, known.cost, waiting, work, snapshot, cheap, seconds
+            known, known.cost, waits.waiting, work, snapshot, cheap, seconds
         )
         if nobody and decision.admit:
             decision = _IDLE
@@ -206,9 +215,10 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
     released = math.inf if budget is None else budget
     waiting = [
         waited * (1 - released / tokens) if released < tokens else 0.0
-        for waited, tokens in zip(waiting, work, strict=True)
+        for waited, tokens in zip(waits.waiting, work, strict=True)
     ]
-    state = AdaptiveState(known, waiting, unknown, nobody, cheap)
+    waits = Waits(waits.number, waits.squares, waiting)
+    state = AdaptiveState(known, waits, unknown, nobody, cheap)
     if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
         return decision, state  # a cut prompt takes more steps, in which others decode
     admits, budget, reason, *_ = decision
@@ -225,10 +235,7 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
     prefilled = sum(prefills)
     largest = max(snapshot.max_tokens)
     if seconds:  # the first step of a wave has no step time
-        if not prefilled and flow.decoding:
-            fit = fit.observe(seconds, most=0.0, mean=0.0, idle=1.0)
-            cost = fit.cost
-        elif prefilled:  # else nobody decoded
+        if prefilled:
             work = known.work(prefills, attended)
             _, mean, idle = _shares(prefills, largest)
             # The fullest rank; of equal ones, the one that attends to most.
@@ -236,7 +243,9 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
             fit = fit.observe(
                 seconds, most / largest, mean, idle, pairs / (largest * largest)
             )
-            cost = fit.cost
+        elif flow.decoding:  # else nobody decoded
+            fit = fit.observe(seconds, 0.0, 0.0, 1.0)
+        cost = fit.cost
         if len(served) == 1:
             attention = 0.0  # others can neither wait nor have as much
         elif cost is not None:
@@ -252,25 +261,35 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
     return Known(fit, cost, attention, flow, served)
 
 
-def _wait(
-    waiting: Sequence[float], snapshot: Snapshot, seconds: float
-) -> Sequence[float]:
-    """Adds a step's waiting, more on full ranks.
+def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
+    """Adds a step's waiting, more on full ranks and for old requests.
 
     A rank with more requests than others ends last, and must not wait for these;
-    one that is alone must not keep those waiting who wait for a slot.
+    one that is alone must not keep those waiting who wait for a slot. Half of it
+    grows with the square of the age, as a share of the mean square of whoever
+    waited lately, so that on average a second counts as one: the last percent of
+    the first tokens are those of the oldest.
     """
-    pending = snapshot.pending
+    pending, waiting = snapshot.pending, waits.waiting
     if len(waiting) != len(pending):
         waiting = [0.0] * len(pending)
+    ages = zip(pending, snapshot.pending_age_us, strict=True)
+    old = [n * age * age for n, age in ages]
+    keep = 1 - 1 / MEMORY
+    number = waits.number * keep + sum(pending)
+    squares = waits.squares * keep + sum(old)
+    step = max(snapshot.step_time_us)
+    usual = max(squares / number, step * step, 1)
     places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
-    mean = sum(places) / len(places)
-    if len(places) == 1 and mean:
+    half = seconds / 2 * len(places) / max(1, sum(places))
+    if len(places) == 1:
         places = [_requests(snapshot)]
-    return [
-        waited + seconds * n * place / mean if n else 0.0
-        for waited, n, place in zip(waiting, pending, places, strict=True)
+    rows = zip(waiting, pending, places, old, strict=True)
+    waiting = [
+        waited + half * place * (n + squared / usual) if n else 0.0
+        for waited, n, place, squared in rows
     ]
+    return Waits(number, squares, waiting)
 
 
 def _first_decode(ranks: int, snapshot: Snapshot, unknown: float) -> Decision:
@@ -321,20 +340,20 @@ def _weigh(
     # Who waits for a slot waits for an end, and in a closed loop time is throughput.
     have_slots = requests == sum(snapshot.decoding) + sum(snapshot.pending)
     if have_slots and ranks > 1 and not known.flow.is_closed:
-        usual = cost.alone(min(1.0, cheap.usual / largest), ranks)
+        one = min(1.0, cheap.usual / largest)
+        usual = cost.alone(one, ranks)
         allowed = cheap.allowed + _FOR_CHEAP * requests * seconds
         allowed = min(allowed, _MOST_CHEAP * usual * persons)
-        if not budget and allowed > 0:
-            shares = [min(n, given[2]) for n, _ in rows]
-            is_cheap = [
-                cost.alone(n / largest, ranks) <= _CHEAP * usual for n in shares
-            ]
-            if any(is_cheap):
-                least = max(itertools.compress(shares, is_cheap))
+        if rows and not budget and allowed > 0 and usual > cost.fixed:
+            # Waste grows from `fixed` in proportion to the tokens.
+            share = (_CHEAP * usual - cost.fixed) / (usual - cost.fixed)
+            most = share * one * largest
+            shares = [min(tokens, given[2]) for tokens, _ in rows]
+            if least := max([n for n in shares if n <= most], default=0):
                 release = OPEN._replace(reason="cheap")
                 budget, gain = best_prefill_budget(*given, least)
                 allowed += gain * persons
-        cheap = cheap._replace(allowed=allowed)
+        cheap = Cheap(cheap.usual, cheap.pending, allowed)
     if not budget:
         return _HOLD, cheap
     # Rounded up, so that nothing is left of a prompt for which it is meant.

@@ -3,7 +3,6 @@
 """Bounds what holds can cost, by what was measured alone."""
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
 from typing import Protocol
 
@@ -147,8 +146,6 @@ def _withheld(decision: Decision, snapshot: Snapshot) -> float:
 
 def _delayed(snapshot: Snapshot) -> float:
     """Requests that a hold delays; of those behind the pending, that share."""
-    if not any(snapshot.pending):
-        return 0.0
     columns = snapshot.pending, snapshot.running, snapshot.waiting, snapshot.decoding
     rows = [row for row in zip(*columns, strict=True) if row[0]]
     return math.fsum([n * (running + w) / (d + n) for n, running, w, d in rows])
@@ -159,24 +156,12 @@ class _Median:
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        self._ordered: list[tuple[float, int]] = []
-        self._weight = 0
         self.value = 0.0
 
     def add(self, value: float, weight: int = 1) -> None:
-        ordered = self._ordered
-        if len(ordered) == _RECENT:
-            oldest = self.recent[0]
-            del ordered[bisect_left(ordered, oldest)]
-            self._weight -= oldest[1]
         self.recent.append((value, weight))
-        insort(ordered, (value, weight))
-        self._weight += weight
-        if self._weight == len(ordered):  # each counts once, as in most steps
-            self.value = ordered[(len(ordered) - 1) // 2][0]
-            return
-        half = self._weight / 2
-        for each, weight in ordered:
+        half = sum(weight for _, weight in self.recent) / 2
+        for each, weight in sorted(self.recent):
             half -= weight
             if half <= 0:
                 self.value = each
