@@ -54,8 +54,6 @@ a switch to the rank's own wish (cap, sync, switches)
     BalanceGate._end_step: max(snapshot.wish) => self._wish
 a switched rank rests by what it has (cap, sync, switches)
     BalanceGate._rests_after: self.policy is None => self.policy is None and not self._scheduler.has_requests()
-what was found in a wave stays (adaptive, sync, waves)
-    BalanceGate.reset: self._order = ShortFirst() => pass
 a first step without requests is not watched (cap, sync, losses)
     RankWatch._look: self._in_wave() => False
 early rows of the wrong step (cap, several hosts, waves)

@@ -48,6 +48,18 @@ def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():
     assert is_running
 
 
+def test_the_end_of_a_wave_forgets_prompts_that_were_put_in_order():
+    """No two events lead there: a prompt must wait beside a free slot."""
+    world = world_of(Setting.of(f"adaptive, sync, waves, {BOUND}"))
+    world.engines[0].gate._order._prompts["request-0"] = None
+    world.take("request 0 1")
+    world.budget = 0
+    while options := world.options():
+        world.take(options[0])
+    world.check_rest()
+    world.close()
+
+
 def test_a_seed_draws_the_same_run_again():
     runs = [[draw(seed).run for seed in range(3)] for _ in range(2)]
     assert runs[0] == runs[1]

@@ -748,7 +748,7 @@ class World:
             actor.kill()
 
 
-OURS = "vllm.v1.core.sched.balance."
+OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
 def shape(thing, base=0):
