@@ -62,7 +62,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
             stretch = policy.state.known.flow.stretch
             weight = (1 + _slack(load, stretch)) / (requests * stretch)
             times.append(now)
-            rents.append(sum(policy.state.waiting) * weight)
+            rents.append(sum(policy.state.waits.waiting) * weight)
             wastes.append(cost.waste(0.5, len(ages) / 8, 1 - len(ages) / 4))
         elif ages:
             break
