@@ -5,7 +5,7 @@
 import sys
 import time
 from collections.abc import Callable, Collection
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -164,6 +164,7 @@ class BalanceGate:
         self.clip, self.clip_running = permit.clip, permit.clip_running
         self.apply = permit.apply
         self._order = ShortFirst()
+        self._reads: SchedulerReads | None = None
         self._rows = RowMaker()
 
     def reset(self) -> None:
@@ -178,7 +179,7 @@ class BalanceGate:
         self._rows.reset()
         self._order = ShortFirst()
         self._permit.refusal = NOBODY
-        vars(self).pop("_reads", None)
+        self._reads = None
         self.apply(OPEN)
 
     def _choose(self, name: str) -> None:
@@ -361,6 +362,8 @@ class BalanceGate:
         if self.name in self._short_first and not rows.is_sorted:
             put_in_order(scheduler, self._order, rows.pending)
             self._rows.is_sorted = True
+        if self._reads is None:  # a scheduler makes its gate before its KV cache
+            self._reads = SchedulerReads(scheduler)
         running = scheduler.running
         decoding = [each.request_id for each in running if not each.is_prefill_chunk]
         return rows.row(
@@ -372,11 +375,6 @@ class BalanceGate:
             pending=self._reads.pending(permit.refusal, permit.looked_up),
             wish=self._wish,
         )
-
-    @cached_property
-    def _reads(self) -> SchedulerReads:
-        # A scheduler makes its gate before its KV cache.
-        return SchedulerReads(self._scheduler)
 
     @property
     def decision(self) -> Decision:
