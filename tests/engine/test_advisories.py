@@ -196,27 +196,3 @@ def test_a_minute_of_all_at_once_beside_twenty_others(server):
                 f"beside {len(statuses)} requests of the table: {len(taken)} answers, "
                 f"median {median * 1000:.0f} ms, 99th of 100 {last * 1000:.0f} ms"
             )
-
-
-def test_prompt_logprobs_are_computed_where_a_connector_has_the_prefix(
-    dense_model, tmp_path
-):
-    """GHSA-rhcx-5729-88vg"""
-    connector = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")},
-    }
-    options = ("--kv-transfer-config", json.dumps(connector), "--block-size", "32")
-    body = {"prompt": list(range(5, 75)), "max_tokens": 2, "temperature": 0}
-    with Server(tmp_path, dense_model, *options) as server:
-        answers = [server.ask(**body, prompt_logprobs=0) for _ in range(2)]
-        assert [each.status_code for each in answers] == [200, 200]
-        first, second = (each.json()["choices"][0] for each in answers)
-        assert len(first["prompt_logprobs"]) == 70
-        assert first["prompt_logprobs"] == second["prompt_logprobs"]
-        assert server.ask(**body).status_code == 200
-        fetched = {"kv_transfer_params": {"do_remote_prefill": True}}
-        for asked in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}):
-            assert server.ask(**body, **asked, **fetched).status_code == 400
-    assert "kv" in [each.name for each in tmp_path.iterdir()]

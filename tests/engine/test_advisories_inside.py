@@ -11,6 +11,9 @@ from aiohttp import web
 from PIL import Image
 from vllm import envs
 from vllm.connections import HTTPConnection
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
+    ExampleConnector,
+)
 from vllm.entrypoints.openai.responses.context import HarmonyContext
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.pooling.scoring.serving import ServingScores
@@ -27,9 +30,10 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine import input_processor
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import RequestStatus
 
 from constrained import BACKENDS, compiled, with_backend
-from schedulers import engine_config, make_scheduler
+from schedulers import BLOCK_SIZE, engine_config, make_request, make_scheduler
 
 
 def test_a_limit_that_is_no_number_is_refused_by_its_name(monkeypatch):
@@ -57,15 +61,15 @@ def test_padding_of_drafts_is_no_token_of_a_grammar(moe_model, backend):
     assert request.spec_token_ids == [a]
 
 
-def processor_of(model):
+def processor_of(model, **arguments):
     """A front-end's, and what it makes of a prompt."""
-    config = engine_config(model, skip_tokenizer_init=False, enable_prompt_embeds=True)
+    arguments |= {"skip_tokenizer_init": False, "enable_prompt_embeds": True}
+    config = engine_config(model, **arguments)
     processor = InputProcessor(config)
 
-    def ask(**prompt):
-        return processor.process_inputs(
-            "r", prompt, SamplingParams(max_tokens=1), ("generate",)
-        )
+    def ask(params=None, **prompt):
+        params = params or SamplingParams(max_tokens=1)
+        return processor.process_inputs("r", prompt, params, ("generate",))
 
     return config, ask
 
@@ -92,6 +96,28 @@ def test_a_negative_token_id_is_refused_by_a_pooling_model(moe_model, monkeypatc
     check_token_ids([0, 5])
     with pytest.raises(VLLMValidationError, match="token id -1, which is out of voc"):
         check_token_ids([5, -1])
+
+
+def test_prompt_logprobs_are_computed_where_a_connector_has_the_prefix(
+    moe_model, monkeypatch
+):
+    """GHSA-rhcx-5729-88vg: in the scheduler, and what a front-end refuses."""
+    transfer = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    config, ask = processor_of(moe_model, kv_transfer_config=transfer)
+    find = "get_num_new_matched_tokens"
+    monkeypatch.setattr(ExampleConnector, find, lambda *_: (2 * BLOCK_SIZE, False))
+    scheduler = make_scheduler(config)
+    for asked, computed in ((False, 8), (True, 2 * BLOCK_SIZE + 8)):
+        request = make_request("r", 2 * BLOCK_SIZE + 8, 1)
+        request.skip_reading_prefix_cache = asked
+        scheduler.add_request(request)
+        assert scheduler.schedule().num_scheduled_tokens == {"r": computed}
+        scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    config.kv_transfer_config.kv_role = "kv_consumer"
+    prompt = {"type": "token", "prompt_token_ids": [5, 7]}
+    ask(**prompt)
+    with pytest.raises(VLLMValidationError, match="computed here"):
+        ask(SamplingParams(max_tokens=1, prompt_logprobs=0), **prompt)
 
 
 def test_sparse_embeddings_are_checked_while_others_are_loaded():

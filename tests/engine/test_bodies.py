@@ -71,6 +71,13 @@ def test_a_body_with_too_long_a_grammar_is_refused_unparsed(field):
     assert read([body]) == body, "not JSON, so that no route parses it"
 
 
+def test_a_schema_in_a_text_is_not_longer_for_its_quotes():
+    fields = {"structured_outputs": {"json": json.dumps(["b"] * 190)}}
+    body = json.dumps({"prompt": "a" * 1_000} | fields).encode()
+    assert len(json.dumps(fields)) > 1_000
+    assert read([body], JSON) == body
+
+
 def test_a_long_body_that_is_no_json_is_refused():
     with pytest.raises(HTTPException, match="is not JSON"):
         read([b'{"prompt": "' + b"a" * 5_000], JSON)

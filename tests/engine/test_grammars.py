@@ -13,11 +13,12 @@ from vllm.fixes.survival import FailedGrammar
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from constrained import BACKENDS, compiled, with_backend
+from constrained import BACKENDS, compiled, constrained, with_backend
 from schedulers import make_scheduler
 
 WORDS = [f"c{i:07d}" for i in range(2_000)]
 LONG = {"enum": WORDS}
+TAG = json.dumps({"structures": [], "triggers": []})
 """More than `SMALL` characters."""
 UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 LINE = {"sku": {"type": "string", "maxLength": 32}, "count": {"type": "integer"}}
@@ -107,98 +108,104 @@ def test_a_compiler_that_takes_too_long_is_given_up(moe_model, monkeypatch):
     assert not isinstance(grammar, FailedGrammar), "what is late holds one thread only"
 
 
-@pytest.mark.parametrize(
-    ("backend", "kind"), [("outlines", "regex"), ("xgrammar", "json")]
-)
-def test_what_a_trial_does_not_survive_is_given_up(
-    moe_model, monkeypatch, backend, kind
-):
-    """GHSA-rwxx-mrjm-wc2m: the next one has a trial of its own."""
-    monkeypatch.setattr(grammars, "MOST_SECONDS", 60)
-    monkeypatch.setattr(grammars, "MOST_REGEX_SECONDS", 60)
-    harmless = {"regex": "[ab]c", "json": LONG}[kind]
-    config = with_backend(moe_model, backend)
-    scheduler = make_scheduler(config)
-    with monkeypatch.context() as slowed:
-        stop = grammars._TRIAL.replace("ways.get(way, str)(text)", "os.abort()")
-        slowed.setattr(grammars, "_TRIAL", stop)
-        _, grammar = compiled(scheduler, config, **{kind: harmless})
-        assert isinstance(grammar, FailedGrammar)
-    _, grammar = compiled(scheduler, config, **{kind: harmless})
-    assert not isinstance(grammar, FailedGrammar)
-
-
-def test_a_trial_ends_in_its_seconds(monkeypatch):
-    wait = grammars._TRIAL.replace("ways.get(way, str)(text)", "signal.pause()")
-    monkeypatch.setattr(grammars, "_TRIAL", wait)
-    trial = grammars._Trial()
-    assert not trial.ends("xgrammar", "JSON", "{}", 1)
-    assert trial.process is None
-
-
-def test_a_trial_has_limited_memory(monkeypatch):
-    fill = grammars._TRIAL.replace("ways.get(way, str)(text)", "bytes(64 << 20)")
-    monkeypatch.setattr(grammars, "_TRIAL", fill)
-    assert grammars._Trial().ends("xgrammar", "JSON", "{}", 60)
-    monkeypatch.setattr(grammars, "TRIAL_BYTES", 1 << 20)
-    assert not grammars._Trial().ends("xgrammar", "JSON", "{}", 60)
-
-
-@pytest.mark.parametrize(
-    ("way", "text"),
-    [
-        ("xgrammar JSON", json.dumps(LONG)),
-        ("xgrammar REGEX", "[ab]c"),
-        ("xgrammar GRAMMAR", 'root ::= "a"'),
-        ("xgrammar STRUCTURAL_TAG", '{"structures": [], "triggers": []}'),
-        ("outlines JSON", json.dumps(LONG)),
-        ("outlines REGEX", "[ab]c"),
-        ("outlines REGEX", "what is no expression: ("),
-        ("outlines CHOICE", "['a']"),
-    ],
-)
-def test_a_trial_passes_what_compiles_or_is_refused(trial, way, text):
-    assert trial.ends(*way.split(), text, 60)
-    assert trial.process
-
-
-@pytest.fixture(scope="module")
-def trial():
-    trial = grammars._Trial()
-    yield trial
-    process = trial.process
-    process.stdin.close()
-    assert process.wait(60) == 0, "it ends with who began it"
-
-
-def test_a_large_constraint_is_checked_once_and_beside_the_event_loop(moe_model):
-    config = with_backend(moe_model, "auto")
-    processor = InputProcessor(config)
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=WORDS))
-    asyncio.run(grammars.check_beside(processor, params))
-    assert grammars.was_checked(params.structured_outputs)
-    assert params.structured_outputs.grammar.startswith("root ::= ")
-    assert params.structured_outputs._backend == "xgrammar"
-
-
-def test_a_check_that_takes_too_long_is_refused(moe_model, monkeypatch):
-    monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
+@pytest.fixture
+def processor(moe_model):
     processor = InputProcessor(with_backend(moe_model, "auto"))
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=WORDS))
-    ends = asyncio.Event()
+    yield processor
+    trial = getattr(processor, "balance_trial", None)
+    if trial is not None and trial.process is not None:
+        trial.process.stdin.close()
+        assert trial.process.wait(60) == 0, "it ends with who began it"
 
-    def verify(*_):
-        while not ends.is_set():
-            time.sleep(0.01)
 
-    monkeypatch.setattr(SamplingParams, "verify", verify)
+def checked(processor, **constraint):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+    asyncio.run(grammars.check_beside(processor, params))
+    return params.structured_outputs
 
-    async def checked():
+
+def test_what_a_trial_does_not_survive_is_refused(processor, monkeypatch):
+    """GHSA-rwxx-mrjm-wc2m: the next one has a trial of its own."""
+    with monkeypatch.context() as stopped:
+        begins = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps('ready'))"
+        stopped.setattr(grammars, "_PROGRAM", ("-c", begins))
+        with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
+            checked(processor, json=LONG)
+    assert grammars.was_checked(checked(processor, json=LONG))
+
+
+def test_what_cannot_be_tried_is_checked_as_by_upstream(processor, monkeypatch):
+    monkeypatch.setattr(grammars, "_PROGRAM", ("-c", ""))
+    assert not grammars.was_checked(checked(processor, json=LONG))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trial_says_what_upstream_does(moe_model, backend):
+    config = with_backend(moe_model, backend)
+    trial = grammars._Trial(config.model_config, config.structured_outputs_config)
+    for constraint in (
+        {"json": LONG},
+        {"regex": "[ab]c"},
+        {"choice": ["a"]},
+        {"structural_tag": TAG},
+    ):
+        told = trial.ask(StructuredOutputsParams(**constraint), 60)
         try:
-            await grammars.check_beside(processor, params)
-        finally:
-            ends.set()
+            expected = vars(constrained(config, **constraint).structured_outputs)
+        except ValueError as error:
+            expected = str(error)
+        assert told == expected
+    assert isinstance(trial.ask(StructuredOutputsParams(regex="("), 60), str)
+    trial.process.stdin.close()
+    assert trial.process.wait(60) == 0
 
-    with pytest.raises(ValueError, match="longer than 1 s"):
-        asyncio.run(checked())
-    assert not grammars.was_checked(params.structured_outputs)
+
+def test_a_trial_has_limited_time_and_memory(moe_model, monkeypatch):
+    """What compiles is made slow, then large, in the process itself."""
+    config = with_backend(moe_model, "auto")
+    slowed = """
+import time
+from vllm.fixes import trial
+def compile_for_bytes(constraint):
+    what, _, count = constraint.regex.partition("=")
+    if what == "size":
+        bytes(int(count))
+    else:
+        while time.process_time() < int(count):
+            pass
+trial.compile_for_bytes = compile_for_bytes
+trial.main()
+"""
+    monkeypatch.setattr(grammars, "_PROGRAM", ("-c", slowed))
+    monkeypatch.setattr(grammars, "TRIAL_BYTES", 1 << 28)
+    trial = grammars._Trial(config.model_config, config.structured_outputs_config)
+
+    def ask(regex, seconds):
+        return trial.ask(StructuredOutputsParams(regex=regex), seconds)
+
+    assert ask("time=0", 60) is not None
+    assert ask("size=1000", 60) is not None
+    assert ask("size=1000000000", 60) is None
+    assert trial.process is None
+    assert ask("time=600", 1) is None
+
+
+@pytest.mark.parametrize(
+    "constraint", [{"choice": WORDS}, {"json": {"type": "string", "pattern": "a{2}"}}]
+)
+def test_what_may_be_large_is_checked_once_and_beside_the_event_loop(
+    processor, monkeypatch, constraint
+):
+    with monkeypatch.context() as here:
+        here.setattr(SamplingParams, "verify", None)
+        found = checked(processor, **constraint)
+    assert grammars.was_checked(found)
+    assert found._backend == "xgrammar"
+    if "choice" in constraint:
+        assert found.grammar.startswith("root ::= ")
+
+
+def test_what_is_small_is_checked_by_upstream(processor):
+    for constraint in ({"json": {"maxLength": 1000}}, {"regex": "a+"}):
+        assert not grammars.was_checked(checked(processor, **constraint))
+    assert not hasattr(processor, "balance_trial")

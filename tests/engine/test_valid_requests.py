@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,12 @@ def test_what_others_wrote_is_answered_as_by_upstream(dense_model, tmp_path):
     named += [(json.dumps(each), base | each) for each in requests]
     bodies = tmp_path / "bodies"
     bodies.write_text("".join(json.dumps(body) + "\n" for _, body in named))
-    ours = answers(tmp_path, dense_model, bodies)
-    theirs = answers(tmp_path, dense_model, bodies, "stock")
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(answers, tmp_path, dense_model, bodies, *stock)
+            for stock in ((), ("stock",))
+        ]
+        ours, theirs = (each.result() for each in both)
     rows = zip(named, ours, theirs, strict=True)
     differ = [
         f"{name[:200]}: {our} | upstream: {their}"

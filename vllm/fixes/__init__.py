@@ -24,7 +24,7 @@ the text of what is not reported. Two fixes are a line in a patch alone: the exi
 of a host without an API server (ending.patch, not reported), and a resume of ranks that
 are not paused (survival.patch, #55229, open).
 
-What `security-*.patch` call answers published vulnerabilities: `bodies`, `grammars`,
-`media`, `request_checks`, and the `limits` of all. Each of these patches says in its
-header which ones (`Advisory`) and which release has the mending itself (`Mended-In`).
+What `security-*.patch` call answers published vulnerabilities: `bodies`, `media`,
+`grammars` with `trial`, `request_checks`, and the `limits` of all. Each patch says in
+its header which ones (`Advisory`) and which release mends it itself (`Mended-In`).
 """

@@ -3,15 +3,15 @@
 """Bounds what `structured_outputs` may cost: in bytes, in memory and in time.
 
 What a compiler takes does not follow from what a grammar repeats, so only bytes are
-counted. A front-end checks what is long beside its event loop. A rank compiles in
-threads that all others go before, what may be large first in a process of limited
-memory.
+counted. What may be large is checked and compiled first in a process of the front-end
+that can be ended. A rank compiles in threads that all others go before.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -23,15 +23,17 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from vllm.fixes.limits import limit, too_large
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine.input_processor import InputProcessor
 
+logger = init_logger(__name__)
+
 BYTES = "VLLM_MAX_GRAMMAR_BYTES"
 MOST_BYTES = limit(BYTES, 2 << 20)
-"""Characters of one constraint; the largest schemas that people ship have 2 MB.
-xgrammar parses 330 kB of nested alternatives in 0.2 s, 4.7 MB in 10 s."""
+"""Characters of one constraint; the largest schemas that people ship have 2 MB."""
 
 REGEX_SECONDS = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 MOST_REGEX_SECONDS = limit(REGEX_SECONDS, 5)
@@ -42,21 +44,21 @@ MOST_SECONDS = limit(SECONDS, 30)
 `maxLength`, whatever its number."""
 
 SMALL = 4096
-"""Characters that are checked in the event loop, and of which xgrammar makes nothing
-large: some milliseconds, some megabytes."""
+"""Characters that are checked in the event loop, if nothing in them is `_SLOW`."""
 
 QUICK = 512
 """Characters that compile within seconds, if nothing in them repeats often."""
 
 TRIAL_BYTES = 4 << 30
-"""Address space of a trial. xgrammar takes memory with the square of the length of a
+"""More memory that a trial may take. xgrammar takes the square of the length of a
 regular expression (1.1 GB for 32,000 characters), outlines exponentially more."""
 
-BEGINS_S = 20
-"""Seconds in which the process of trials begins, also on a busy machine."""
-
+_PROGRAM = ("-m", "vllm.fixes.trial")
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _OFTEN = re.compile(r"\d{3}")
+_SLOW = re.compile(r"\{\d|patternProperties")
+"""xgrammar takes time with the square of what a pattern counts; outlines, which alone
+has the other, with the power of what a schema refers to."""
 
 
 def check_constraint(constraint: "StructuredOutputsParams") -> None:
@@ -87,39 +89,53 @@ def _characters(value: object, most: int) -> int:
     return total
 
 
-def _after_others() -> None:
-    """Lets every other thread of this machine go first, and those it starts, too."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-_checkers = ThreadPoolExecutor(2, "grammar-check", initializer=_after_others)
+_checkers = ThreadPoolExecutor(2, "grammar-check")
 
 
 async def check_beside(processor: "InputProcessor", params: Any) -> None:
-    """Runs upstream's check of a large constraint, which blocks, in a thread.
+    """Checks a constraint that may be large in a process, as upstream's check blocks.
 
-    Upstream runs it once more in the event loop, where `was_checked` tells it to skip.
+    Upstream checks once more in the event loop, where `was_checked` tells it to skip.
     """
     constraint = getattr(params, "structured_outputs", None)
-    if constraint is None or was_checked(constraint):
+    if (
+        constraint is None
+        or was_checked(constraint)
+        or _is_small(processor, constraint)
+    ):
         return
-    if all(_characters(getattr(constraint, name), SMALL) <= SMALL for name in _FIELDS):
-        return
-    check = asyncio.get_running_loop().run_in_executor(
-        _checkers,
-        lambda: params.verify(
-            processor.model_config,
-            processor.speculative_config,
-            processor.structured_outputs_config,
-            processor.tokenizer,
-        ),
-    )
+    if not hasattr(processor, "balance_trial"):
+        configs = processor.model_config, processor.structured_outputs_config
+        processor.balance_trial = _Trial(*configs)
+    seconds, name = _limit_of(constraint.regex is not None)
+    ask, loop = processor.balance_trial.ask, asyncio.get_running_loop()
     try:
-        await asyncio.wait_for(check, MOST_SECONDS if MOST_SECONDS > 0 else None)
-    except asyncio.TimeoutError:
-        raise _late(MOST_SECONDS, SECONDS) from None
+        told = await loop.run_in_executor(_checkers, ask, constraint, seconds)
+    except (OSError, RuntimeError) as error:  # also if it is too deep to be sent
+        logger.error("Structured outputs are checked without limits: %s", error)
+        return
+    if told is None:
+        raise _late(seconds, name)
+    if isinstance(told, str):
+        raise ValueError(told)
+    vars(constraint).update(told)
     constraint.was_checked = True
+
+
+def _is_small(processor: "InputProcessor", constraint: Any) -> bool:
+    """Whether upstream's check and a compiler take some milliseconds, and megabytes."""
+    if processor.structured_outputs_config.backend == "outlines":
+        return False
+    given = [getattr(constraint, name) for name in _FIELDS]
+    return all(_characters(each, SMALL) <= SMALL for each in given) and not any(
+        each is not None and _SLOW.search(json.dumps(each)) for each in given
+    )
+
+
+def _limit_of(is_regex: bool) -> tuple[int, str]:
+    if is_regex:
+        return MOST_REGEX_SECONDS, REGEX_SECONDS
+    return MOST_SECONDS, SECONDS
 
 
 def was_checked(constraint: Any) -> bool:
@@ -141,34 +157,18 @@ class GrammarExecutor:
     its own, so that it need not wait for what is not.
     """
 
-    def __init__(self, manager: Any) -> None:
-        """`manager` is upstream's `StructuredOutputManager`."""
-        self._manager = manager
-        self._workers: dict[tuple[bool, str], _Workers] = {}
-        self._trial = _Trial()
+    def __init__(self) -> None:
+        self._workers: dict[bool, _Workers] = {}
 
     def submit(self, create: Any, request: Any) -> "Future[Any]":
         """The grammar that `create(request)` makes."""
         kind, spec = request.structured_output_request.structured_output_key
-        seconds, name = MOST_SECONDS, SECONDS
-        if kind.name == "REGEX":
-            seconds, name = MOST_REGEX_SECONDS, REGEX_SECONDS
+        seconds, name = _limit_of(kind.name == "REGEX")
+        quick = len(spec) <= QUICK and not _OFTEN.search(spec)
+        if quick not in self._workers:
+            self._workers[quick] = _Workers(8 if quick else 4)
         late = _late(seconds, name)
-        backend = type(self._manager.backend).__module__.rpartition("_")[2]
-        tried = seconds > 0 and (
-            backend == "outlines" or (backend == "xgrammar" and len(spec) > SMALL)
-        )
-        quick = not tried and len(spec) <= QUICK and not _OFTEN.search(spec)
-
-        def compile_it() -> Any:
-            if tried and not self._trial.ends(backend, kind.name, spec, seconds):
-                raise late
-            return create(request)
-
-        if (quick, name) not in self._workers:
-            self._workers[quick, name] = _Workers(8 if quick else 4)
-        begins = BEGINS_S if tried and not self._trial.process else 0
-        return self._workers[quick, name].submit(compile_it, seconds, begins, late)
+        return self._workers[quick].submit(lambda: create(request), seconds, late)
 
 
 class _Workers:
@@ -181,17 +181,18 @@ class _Workers:
             threading.Thread(target=target, name="grammar", daemon=True).start()
 
     def submit(
-        self, work: Callable[[], Any], seconds: int, more: int, late: Exception
+        self, work: Callable[[], Any], seconds: int, late: Exception
     ) -> "Future[Any]":
         """What `work` returns or raises, or `late` after the seconds, if not 0."""
         result: Future[Any] = Future()
         self._todo.put((result, work))
         if seconds > 0:
-            self._given.put((result, time.monotonic() + seconds + more, late))
+            self._given.put((result, time.monotonic() + seconds, late))
         return result
 
     def _work(self) -> None:
-        _after_others()
+        with contextlib.suppress(OSError):  # its compiler's threads have it from this
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             result, work = self._todo.get()
             if result.done():
@@ -212,88 +213,54 @@ class _Workers:
                 result.set_exception(late)
 
 
-_TRIAL = """
-import json, os, resource, signal, sys
-os.nice(10)
-import outlines_core, xgrammar
-from outlines_core.json_schema import build_regex_from_schema
-tokens = [bytes([i]) for i in range(256)]
-vocabulary = outlines_core.Vocabulary(256, {each: [each[0]] for each in tokens})
-info = xgrammar.TokenizerInfo(tokens, stop_token_ids=[0])
-compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-def tag(text):
-    if "structures" not in json.loads(text):
-        return compiler.compile_structural_tag(text)
-    for each in json.loads(text)["structures"]:
-        compiler.compile_json_schema(json.dumps(each["schema"]))
-
-def index(text):
-    outlines_core.Index(text, vocabulary)
-
-ways = {
-    "xgrammar JSON": compiler.compile_json_schema,
-    "xgrammar REGEX": compiler.compile_regex,
-    "xgrammar GRAMMAR": compiler.compile_grammar,
-    "xgrammar STRUCTURAL_TAG": tag,
-    "outlines JSON": lambda text: index(build_regex_from_schema(text)),
-    "outlines REGEX": index,
-}
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
-print("ready", flush=True)
-for line in sys.stdin:
-    way, text, seconds = json.loads(line)
-    signal.alarm(seconds)
-    try:
-        ways.get(way, str)(text)
-    except MemoryError:
-        break
-    except BaseException:
-        pass  # the compiler of the rank will say so
-    signal.alarm(0)
-    print("ended", flush=True)
-"""
-
-
 class _Trial:
-    """A process that compiles for a vocabulary of bytes, in limited memory and time.
+    """A process of `vllm.fixes.trial`.
 
-    It begins anew after a text that it did not survive, and ends with this process.
+    It begins anew after a constraint that it did not survive, and ends with this one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *configs: object) -> None:
         self._lock = threading.Lock()
-        self.process: subprocess.Popen[str] | None = None
+        self._configs = configs
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def ends(self, backend: str, kind: str, text: str, seconds: int) -> bool:
-        """Whether it compiles that, or refuses it, within its limits."""
+    def ask(self, constraint: Any, seconds: int) -> Any:
+        """What upstream makes of it, or says of it; None if it passes the limits.
+
+        Raises:
+            RuntimeError: there is no such process, or nothing can be sent to it.
+        """
+        order = pickle.dumps((constraint, max(0, seconds)))
         with self._lock:
-            process = self.process or self._begin()
-            assert process.stdin
-            assert process.stdout
-            with contextlib.suppress(BrokenPipeError):
-                order = (f"{backend} {kind}", text, seconds)
-                print(json.dumps(order), file=process.stdin, flush=True)
-            if process.stdout.readline():
-                return True
-            process.wait()
-            self.process = None
-            return False
+            process = self.process = self.process or self._begin()
+            told = _answer(process, order)
+            if told is None:
+                process.wait()
+                self.process = None
+            return told
 
-    def _begin(self) -> "subprocess.Popen[str]":
+    def _begin(self) -> "subprocess.Popen[bytes]":
         more = {
             "PYTHONPATH": os.pathsep.join(sys.path),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # it needs no device
         }
         process = subprocess.Popen(
-            [sys.executable, "-c", _TRIAL, str(TRIAL_BYTES)],
+            [sys.executable, *_PROGRAM, str(TRIAL_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=os.environ | more,
         )
-        assert process.stdout
-        if not process.stdout.readline():
+        if _answer(process, pickle.dumps(self._configs)) is None:
             raise RuntimeError("the process that tries grammars could not begin")
-        self.process = process
         return process
+
+
+def _answer(process: "subprocess.Popen[bytes]", order: bytes) -> Any:
+    assert process.stdin
+    assert process.stdout
+    try:
+        process.stdin.write(order)
+        process.stdin.flush()
+        return pickle.load(process.stdout)
+    except (OSError, EOFError):
+        return None

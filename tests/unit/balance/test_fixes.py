@@ -8,7 +8,7 @@ from conftest import FOLDER
 
 ROOT = Path(__file__).parents[3]
 FIXES = ROOT / "vllm/fixes"
-SECURITY = {"bodies", "grammars", "limits", "media", "request_checks"}
+SECURITY = {"bodies", "grammars", "limits", "media", "request_checks", "trial"}
 """Modules that only `security-*.patch` call."""
 IMPORT = re.compile(r"from vllm\.fixes\.(\w+) import (?:\(([^)]*)\)|(.*))")
 TABLE = ast.get_docstring(ast.parse((FIXES / "__init__.py").read_text())) or ""
