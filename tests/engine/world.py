@@ -22,6 +22,7 @@ from unittest import mock
 import msgspec
 import torch
 import zmq
+from vllm import envs
 from vllm.config import ParallelConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.rank import gate, group, watch
@@ -852,6 +853,8 @@ def controlled():
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
     ]
     with contextlib.ExitStack() as stack:
+        # Engines cache the environment, which later tests change.
+        stack.callback(envs.disable_envs_cache)
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.ERROR)
