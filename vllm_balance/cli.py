@@ -44,11 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all verbs.
+    """The parser of all verbs, which knows the options of `only`, or of all.
 
-    Args:
-        only: a verb; of the others there is the name alone, for a verb needs no more
-            than its module imports, and `recommend` nothing but Python.
+    A verb needs no more than its own module imports, `recommend` nothing but Python.
     """
     whole = argparse.ArgumentParser(
         prog="vllm-balance",

@@ -46,7 +46,6 @@ def key_of(variable: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.description = (
         "Tell the policy of a running server, or change it on all ranks in one step. "
         f"The server and this command need the same {KEY}."
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the policy; 1 if it could not be told or changed."""
     try:
         if chosen.name is None:
             print(_describe(_ask(chosen.url)))
@@ -71,11 +69,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def change(url: str, name: str, timeout: float = 60.0) -> str:
-    """Have all ranks take a policy, and wait until they have.
-
-    Raises:
-        RefusedError: the server does not, or not in time.
-    """
+    """Have all ranks take a policy, and wait until they have."""
     before = _ask(url)["policy"]
     state, end = _ask(url, name), time.monotonic() + timeout
     while state["policy"] != state["wanted"] == name and state["running"]:

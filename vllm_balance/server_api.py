@@ -65,8 +65,6 @@ def go_past_proxies(url: str) -> None:
 
 
 class Scrape(NamedTuple):
-    """What /metrics said at one look."""
-
     ranks: int
     exchange_us: float | None
     """Mean on the rank that waits least, since the server started; None if there was
@@ -77,8 +75,6 @@ class Scrape(NamedTuple):
 
 
 class Endpoint:
-    """A server by its address."""
-
     def __init__(
         self, url: str, header: Sequence[str] = (), insecure: bool = False
     ) -> None:
@@ -88,9 +84,6 @@ class Endpoint:
             url: without a path.
             header: each as NAME=VALUE, as of `vllm bench serve`.
             insecure: whether certificates are not looked at.
-
-        Raises:
-            UsageError: it is no address, or a key or header cannot be sent.
         """
         self.url = url.rstrip("/")
         try:
@@ -123,11 +116,7 @@ class Endpoint:
         self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
 
     def problem(self) -> str:
-        """Why it does not serve a model yet; empty if it does.
-
-        Raises:
-            UsageError: it never will.
-        """
+        """Why it does not serve a model yet; empty if it does."""
         url = f"{self.url}/v1/models"
         try:
             answer = requests.get(url, timeout=5, **self._how)
@@ -153,9 +142,6 @@ class Endpoint:
         """One short request, so that a policy has decided.
 
         Greedy, as not every server drafts for others.
-
-        Raises:
-            UsageError: it is not answered.
         """
         body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
         body["temperature"] = 0
@@ -166,10 +152,6 @@ class Endpoint:
 
         Args:
             policy: that it must serve with; any if None.
-
-        Raises:
-            UsageError: it does not answer, or has no statistics.
-            OtherPolicyError: it serves with another policy.
         """
         counts = _Counts(*(defaultdict(float) for _ in _Counts._fields))
         costs: dict[str, list[float]] = defaultdict(list)
@@ -227,19 +209,10 @@ class Endpoint:
         )
 
     def policy(self) -> str:
-        """What the server serves with now.
-
-        Raises:
-            UsageError: it does not say.
-        """
         return str(self._policy("GET")["policy"])
 
     def switch(self, policy: str) -> None:
-        """Has the server take a policy; its figures are since then.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Has the server take a policy; its figures are since then."""
         self._policy("POST", json={"policy": policy})
         end = time.monotonic() + SWITCH_S
         while True:
@@ -298,11 +271,7 @@ class Endpoint:
 
 
 def _key(variable: str) -> str:
-    """A key of the environment, where `vllm bench serve` finds it as it is sent.
-
-    Raises:
-        UsageError: no header can have it.
-    """
+    """A key of the environment, where `vllm bench serve` finds it as it is sent."""
     try:
         key = key_of(variable)
     except ValueError as error:
@@ -319,7 +288,6 @@ class _Counts(NamedTuple):
     exchanges: dict[str, float]
 
     def since(self, before: "_Counts") -> "_Counts":
-        """What was counted after another look."""
         return _Counts(
             *(
                 {name: n - then.get(name, 0.0) for name, n in now.items()}

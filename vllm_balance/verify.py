@@ -22,7 +22,6 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print one line for each finding; 1 if there is one."""
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)
@@ -36,15 +35,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:
-    """Compare what is installed with what the wheel's record and RECORD say.
+    """A sentence with its repair on each thing that is not as it was built.
 
-    Args:
-        info: The wheel's record.
-        found: Every installed distribution named in NAMES, in import order.
-
-    Returns:
-        A sentence with its repair on each thing that is not as it was built. Files are
-        compared once no distribution is wrong: those of another would all differ.
+    Files are compared once no distribution is wrong: those of another would all differ.
     """
     wanted = _wanted(info)
     repair = repair_mixed(info, found)

@@ -44,7 +44,6 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
     from vllm_balance.terminal import print_anything, printing
 
     print_anything()

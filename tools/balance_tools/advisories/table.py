@@ -33,8 +33,6 @@ GHSA = re.compile(r"GHSA(-[2-9cfghjmpqrvwx]{4}){3}")
 
 
 class AdvisoryState(Enum):
-    """What holds for one advisory in one release, as people read it."""
-
     OPEN = "open"
     MENDED = "fixed here"
     NOT_AFFECTED = "not affected"
@@ -43,8 +41,6 @@ class AdvisoryState(Enum):
 
 @dataclass(frozen=True)
 class Advisory:
-    """One published vulnerability of vLLM."""
-
     id: str
     """Of GitHub's list: `GHSA-…`."""
     severity: str
@@ -70,7 +66,6 @@ class Advisory:
     """What was not found in the sources: upstream's word alone says the rest."""
 
     def affects(self, release: Version) -> bool:
-        """Whether the release is in the range."""
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
     def mended_in(self, release: Version) -> bool:
@@ -81,8 +76,6 @@ class Advisory:
 
 @dataclass(frozen=True)
 class Answer:
-    """What holds for an advisory in one release."""
-
     advisory: Advisory
     state: AdvisoryState
 
@@ -101,8 +94,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Table:
-    """All of advisories.toml."""
-
     gathered: date
     """The day until which advisories were gathered."""
     advisories: tuple[Advisory, ...]
@@ -123,11 +114,7 @@ def _state(one: Advisory, release: Version, patched: Collection[str]) -> Advisor
 
 
 def is_mended(patch: Patch, version: str) -> bool:
-    """Whether a release of the patch's package needs the patch no more.
-
-    Raises:
-        ToolError: the patch names no release.
-    """
+    """Whether a release of the patch's package needs the patch no more."""
     said = patch.header.get("Mended-In")
     try:
         return said is not None and Version(version) >= Version(said)
@@ -162,11 +149,6 @@ def patched_in(root: Path, lock: Lock, left_out: Collection[str] = ()) -> set[st
 
 
 def load_advisories(path: Path) -> Table:
-    """Read and check the table.
-
-    Raises:
-        ToolError: names the entry that is wrong.
-    """
     if not path.is_file():
         raise ToolError(
             f"{path}: expected the table of advisories, found no file; restore it from "

@@ -22,11 +22,7 @@ from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 
 def releases(wanted: str) -> list[Artifact]:
-    """Return the sdists of every final release in a range `A..B`, oldest first.
-
-    Raises:
-        ToolError: that is no range, the index cannot be asked, or has no such release.
-    """
+    """Return the sdists of every final release in a range `A..B`, oldest first."""
     first, _, last = wanted.partition("..")
     try:
         versions = SpecifierSet(f">={first},<={last}", prereleases=False)

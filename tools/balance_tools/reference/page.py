@@ -37,11 +37,7 @@ OptionRow = tuple[str, str, str]
 
 
 def page(paths: Paths) -> str:
-    """The whole page.
-
-    Raises:
-        ToolError: a reason or a limit has no text, or a text is of none.
-    """
+    """The whole page."""
     shown: dict[OptionRow, str] = {}
     verbs = (_verb(*each, shown) for each in _parsers())
     return PAGE.format(
