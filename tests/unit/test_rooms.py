@@ -9,7 +9,7 @@ OURS = ("vllm_balance", BALANCE, "vllm.fixes", "balance_tools")
 BELOW = {
     "vllm_balance.core": set(),
     "vllm_balance.errors": set(),
-    "vllm_balance.policy": {"vllm_balance.core"},
+    "vllm_balance.policy": {"vllm_balance.core", "vllm_balance.errors"},
     "vllm_balance.server_api": {"vllm_balance.errors", "vllm_balance.policy"},
     "vllm_balance.simulator": {
         "vllm_balance.cores",
