@@ -38,7 +38,7 @@ ASCEND ?=
 SLOW ?=
 
 .PHONY: help demo explore test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
-	vendor wheel wheels image release env advisories reference constraints clean
+	vendor wheel wheels image release env advisories constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -110,9 +110,6 @@ env: $(VENV)  ## install the reference wheel into an environment and print its p
 
 advisories: $(VENV)  ## write the tables of SECURITY.md from advisories.toml
 	$(TOOL) advisories
-
-reference: $(VENV)  ## write docs/reference.md from the parsers
-	$(TOOL) reference
 
 clean:  ## delete what was built; downloads in build/cache stay
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +

@@ -23,7 +23,6 @@ COMMANDS = {
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
     "advisories": ("advisories.page", "Write the tables of SECURITY.md."),
-    "reference": ("reference.page", "Write docs/reference.md."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
     "env": ("environment.reference", "Install the reference wheel; print where."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
