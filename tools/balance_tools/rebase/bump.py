@@ -15,7 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.answers import answers_markdown
+from balance_tools.rebase.advisories import answers_markdown
 from balance_tools.rebase.limits import limits_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.merge import Merged, write_merged

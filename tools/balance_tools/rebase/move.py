@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.advisories.table import is_mended
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, PatchStatus, worst
@@ -26,6 +25,7 @@ from balance_tools.series.apply import (
     patched_files,
     patched_steps,
 )
+from balance_tools.series.mended import is_mended
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 
 NO_CLEAR_PLACE = (PatchStatus.CONFLICT, PatchStatus.TARGET_DELETED)

@@ -13,7 +13,7 @@ from balance_tools.advisories.table import AdvisoryState
 from balance_tools.contract.fit import Finding, read_pin
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.rebase.answers import answers_there
+from balance_tools.rebase.advisories import answers_there
 from balance_tools.rebase.bump import PACKAGE, Judged, judge
 from balance_tools.text import table
 from balance_tools.upstream.index import Index

@@ -17,13 +17,13 @@ from balance_tools.advisories.table import (
     Answer,
     Table,
     load_advisories,
-    patched_in,
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines
 from balance_tools.series.apply import load_series
+from balance_tools.series.mended import patched_in
 from balance_tools.text import read_text, table
 from balance_tools.upstream.lock import load_lock
 

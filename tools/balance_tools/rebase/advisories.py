@@ -11,10 +11,10 @@ from balance_tools.advisories.table import (
     AdvisoryState,
     Answer,
     load_advisories,
-    patched_in,
 )
 from balance_tools.paths import Paths
 from balance_tools.rebase.move import Moved
+from balance_tools.series.mended import patched_in
 from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
