@@ -56,7 +56,7 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/shellcheck docker/*.sh findings/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
+	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile --slowest unit
 
 test-python: vendor wheel  ## what another Python can change
 	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
@@ -66,7 +66,7 @@ test-wheel: $(VENV)  ## build, install, inspect and uninstall two wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile
+	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile --slowest engine
 
 explore: $(VENV)  ## every interleaving of ranks, an hour; RUN='…' replays one, SEED=1 draws
 	PYTHON="$$($(TOOL) env)"/bin/python && "$$PYTHON" tests/engine/explore.py \
