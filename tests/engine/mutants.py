@@ -25,7 +25,7 @@ OWNERS = {
         Cap,
     )
 }
-# The first three are the faults of others that architecture.md names.
+# The first three are faults of other engines, which architecture.md names.
 TEXT = """\
 gather inside schedule() (cap, sync, waves)
     DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => pass
