@@ -1,6 +1,6 @@
 """The pages: links lead somewhere, commands are taken, and two READMEs agree.
 
-Tables that are made of results are compared in `test_bench.py`.
+Tables that are made of results are compared in `bench/test_simulated.py`.
 """
 
 import json
@@ -124,6 +124,19 @@ def test_the_pages_name_one_range_of_pythons_for_each_target():
     text = "\n".join(page.read_text() for page in PAGES)
     found = {*re.findall(r"3\.\d+ to 3\.\d+", text)}
     assert found == {"3.10 to 3.13", "3.10 to 3.12"}
+
+
+def test_the_architecture_names_each_file_with_a_hook_for_balance():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## Where it hooks in")[2].partition("\nTwo hooks")[0]
+    named = re.findall(r"`([\w/]+\.py)`", table)
+    patches = (ROOT / "patches" / "vllm").glob("data-parallel-balance-*.patch")
+    touched = {
+        file
+        for patch in patches
+        for file in re.findall(r"^\+\+\+ b/vllm/(.*)$", patch.read_text(), re.M)
+    }
+    assert sorted(named) == sorted(touched)
 
 
 def test_operators_go_back_when_the_alerts_fire():
