@@ -21,6 +21,7 @@ from balance_tools.series.apply import load_series
 from balance_tools.series.lint import SECURITY
 from balance_tools.series.patchfile import ADDED
 from vllm_balance import cli
+from vllm_balance.simulator.step_time.presets import PRESETS
 from vllm_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,13 @@ def test_recommend_says_what_is_shown(page):
     command = [sys.executable, *options, "--disable-tqdm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert output in done.stdout
+
+
+def test_each_preset_of_a_device_is_for_some_model():
+    """As far as the table goes that says which."""
+    page = (ROOT / "docs" / "models.md").read_text().partition("## Which preset")[2]
+    named = {*re.findall(r"`(a\d-[\w-]+)`", page)}
+    assert named == {name for name in PRESETS if name.startswith("a")}
 
 
 def test_commands_were_found():
