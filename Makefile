@@ -38,7 +38,7 @@ ASCEND ?=
 SLOW ?=
 
 .PHONY: help demo explore test test-unit test-python test-wheel test-engine test-slow test-slow-engine test-ascend test-hosts test-image lint \
-	vendor wheel wheels image release env advisories reference constraints clean
+	vendor wheel wheels image release env advisories constraints clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -56,7 +56,7 @@ lint: $(VENV)  ## style, types, and the patch series
 	.venv/bin/shellcheck docker/*.sh findings/*.sh tools/*.sh
 
 test-unit: vendor  ## tools and policies, and quilt on the real upstream trees
-	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile
+	.venv/bin/python -m pytest tests/unit -n 3 --dist loadfile --slowest unit
 
 test-python: vendor wheel  ## what another Python can change
 	.venv/bin/python -m pytest $(PYTHON_TESTS) -n 2 --dist loadfile
@@ -66,7 +66,7 @@ test-wheel: $(VENV)  ## build, install, inspect and uninstall two wheels
 	.venv/bin/python -m pytest tests/wheel -n 2 --dist loadfile --no-loadscope-reorder --release dist
 
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
-	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile
+	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile --slowest engine
 
 explore: $(VENV)  ## every interleaving of ranks, an hour; RUN='…' replays one, SEED=1 draws
 	PYTHON="$$($(TOOL) env)"/bin/python && "$$PYTHON" tests/engine/explore.py \
@@ -110,9 +110,6 @@ env: $(VENV)  ## install the reference wheel into an environment and print its p
 
 advisories: $(VENV)  ## write the tables of SECURITY.md from advisories.toml
 	$(TOOL) advisories
-
-reference: $(VENV)  ## write docs/reference.md from the parsers
-	$(TOOL) reference
 
 clean:  ## delete what was built; downloads in build/cache stay
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name cache -exec rm -rf {} +

@@ -9,7 +9,7 @@ from dp_loop import LoopEngine, Trace, run_rank
 from ports import free_port
 
 QUIET_S = 120
-"""Whoever says nothing for so long hangs."""
+"""A rank that says nothing for so long hangs."""
 
 
 class Ranks:

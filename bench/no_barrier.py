@@ -13,7 +13,6 @@ class NoBarrier(CostModel):
     """A cost model of ranks that do not wait for each other."""
 
     def step_seconds(self, loads: Loads) -> float:
-        """Seconds of a step, on the mean of the ranks."""
         alike, own, shared = self.parts(loads)
         ranks = len(own)
         share = (ranks - loads.prefill.count(0)) / ranks

@@ -238,7 +238,6 @@ def draw(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Draws those that are named, or all."""
     every = [*PLOTS, *BANDS]
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))

@@ -513,53 +513,37 @@ def roles(results: Results) -> Rows:
 
 
 FIRST_TOKEN = "median_ttft_ms"
-AT_90 = "public traces at 90 % of what plain vLLM can serve"
+
+WORKLOADS = {
+    "Azure code": "code (Azure)",
+    "Azure conv": "conversations (Azure)",
+    "Mooncake": "long contexts (Mooncake)",
+}
+"""Traces, by the name of their workload on the README."""
 
 
 def headline(results: Results) -> Rows:
-    """By load, over `off`: latency with `align` and `adaptive`, and its first token."""
-    rows: Rows = [["load", "latency, `align`", "latency, `adaptive`"]]
-    rows[0].append("first token, `adaptive`")
-    for machine, cell in measured(results):
-        if real_place(cell) != HEADLINE:
-            continue
-        policies = cell["policies"]
-        tokens = zip(
-            policies["adaptive"][FIRST_TOKEN],
-            policies["off"][FIRST_TOKEN],
-            strict=True,
-        )
-        ratios = [policies[name]["ratio"][0] for name in ("align", "adaptive")]
-        ratios.append(geometric(now / off for now, off in tokens))
-        what = f"two real ranks on {machine}, nothing emulated, all slots in use"
-        ran = f"{cell['rounds']} rounds" if cell["rounds"] > 1 else "1 round"
-        ran = f"{ran}, {cell['date']}"
-        rows.append([f"**measured:** {what} ({ran})", *(f"{x:.2f}" for x in ratios)])
-        says = (f"{cell['predicted'][name]:.2f}" for name in ("align", "adaptive"))
-        rows.append(["the simulator's prediction of it", *says, ""])
-    cells = results["regimes"]["cells"]
-    traces = [cell for cell in cells if cell["of"] in {c["of"] for c in usual(results)}]
-    for what, found in (
-        ("**simulated:** public traces, all slots in use", select(traces, load=None)),
-        (AT_90, select(traces, load=0.9)),
-        ("at 60 %", select(traces, load=0.6)),
-        ("at 30 %", select(traces, load=0.3)),
-        ("Poisson arrivals at 35 to 65 %", select(cells, regime=POISSON)),
-    ):
-        ratios = [
-            mean_ratio(found, "align", "off"),
-            mean_ratio(found, "adaptive", "off"),
-            mean_ratio(found, "adaptive", "off", FIRST_TOKEN),
-        ]
-        rows.append([what, *(f"{ratio:.2f}" for ratio in ratios)])
+    """Latency and first token of `adaptive` over `off`, by workload and load."""
+    rows: Rows = [["simulated", "load, %", "mean latency", "median TTFT"]]
+    for of, what in WORKLOADS.items():
+        cells = [c for c in select(usual(results), of=of) if c["load"] is not None]
+        rows.append([what, *over_off(cells)])
+    random = select(results["regimes"]["cells"], regime=POISSON)
+    rows.append(["random arrivals (Poisson)", *over_off(random)])
     return rows
 
 
+def over_off(cells: Sequence[Cell]) -> list[str]:
+    """The loads, and by load the latency and the first token over those of `off`."""
+    by_load = [found for _, found in sorted(groups(cells, "load").items())]
+    columns = [[f"{100 * found[0]['load']:.0f}" for found in by_load]]
+    for name in (MEAN, FIRST_TOKEN):
+        ratios = (mean_ratio(found, "adaptive", "off", name) for found in by_load)
+        columns.append([f"{ratio:.2f}" for ratio in ratios])
+    return [" / ".join(column) for column in columns]
+
+
 # ---- Real ranks
-
-
-HEADLINE = "80–720 → 10–86; all slots; asynchronous"
-"""The cell of real ranks that the README begins with."""
 
 
 def real_results(results: Results) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ SAID_BY_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
 
 
 def main(path: Path) -> None:
-    """Complete the bill at `path`."""
     carried = {part["name"]: part for part in document(BILL)["components"]}
     bill = json.loads(path.read_text(encoding="utf-8"))
     refs = {}
@@ -41,7 +40,6 @@ def main(path: Path) -> None:
 
 
 def document(name: str) -> Any:
-    """A document of CycloneDX in the installed wheel."""
     text = distribution(WHEEL).read_text(f"sboms/{name}")
     if text is None:
         sys.exit(

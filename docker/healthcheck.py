@@ -23,7 +23,6 @@ TIMEOUT_S = 8
 
 
 def addresses() -> list[str]:
-    """Where the servers say that they are well."""
     if sys.argv[1:] != ["group"]:
         return sys.argv[1:] or [os.environ.get("VLLM_BALANCE_HEALTH", DEFAULT)]
     group = os.environ["POD_NAME"].rpartition("-")[0]

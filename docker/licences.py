@@ -16,7 +16,6 @@ TEXT = re.compile(r"(licen[cs]e|copying|notice|authors)", re.IGNORECASE)
 
 
 def main(folder: Path) -> None:
-    """Copy the texts; the folder must be new."""
     folder.mkdir()
     without = []
     for distribution in distributions():

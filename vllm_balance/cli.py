@@ -32,8 +32,8 @@ VERBS = {
     "info": ("info", "print what is installed"),
     "verify": ("verify", "compare every installed file with what was built"),
 }
-"""By verb the module that has `add_arguments(parser)` and `run(arguments)`, and what it
-does."""
+"""By verb the module, which has `run(arguments)` and may have `add_arguments(parser)`,
+and what it does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,11 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all verbs.
+    """The parser of all verbs, which knows the options of `only`, or of all.
 
-    Args:
-        only: a verb; of the others there is the name alone, for a verb needs no more
-            than its module imports, and `recommend` nothing but Python.
+    A verb needs no more than its own module imports, `recommend` nothing but Python.
     """
     whole = argparse.ArgumentParser(
         prog="vllm-balance",
@@ -60,9 +58,10 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         about = f"{text[0].upper()}{text[1:]}."
         verb = verbs.add_parser(name, help=text, description=about)
         if only in (None, name):
-            found = importlib.import_module(f"vllm_balance.{module}")
-            found.add_arguments(verb)
-            verb.set_defaults(run=found.run)
+            implementation = importlib.import_module(f"vllm_balance.{module}")
+            if hasattr(implementation, "add_arguments"):
+                implementation.add_arguments(verb)
+            verb.set_defaults(run=implementation.run)
     return whole
 
 

@@ -6,5 +6,5 @@
 class UsageError(Exception):
     """One sentence: the option or file first, what is wrong, what to do.
 
-    No `ValueError`: whoever catches those, of a parser, would swallow it.
+    No `ValueError`: a parser that catches those would swallow it.
     """

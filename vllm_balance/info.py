@@ -12,12 +12,10 @@ from vllm_balance.build_info import NOT_BUILT, BuildInfo, load_build_info
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
     verb.add_argument("--json", action="store_true", help="the whole record")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the record of the build; 1 if there is none."""
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)
@@ -27,7 +25,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def describe(info: BuildInfo) -> str:
-    """The record as lines of `name  value` for a person."""
     target = info.target
     if info.kernels:
         device = f"{info.device} ({info.soc})" if info.soc else info.device
@@ -53,7 +50,6 @@ def describe(info: BuildInfo) -> str:
 
 
 def said_of_advisories(info: BuildInfo) -> dict[str, str]:
-    """How many published vulnerabilities are in each state, and what to do if open."""
     states = [answer["state"] for answer in info.advisories.values()]
     numbers = [f"{states.count(state)} {state}" for state in sorted(set(states))]
     rows = {"advisories": f"until {info.advisories_gathered}: {', '.join(numbers)}"}

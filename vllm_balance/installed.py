@@ -17,8 +17,6 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Installed:
-    """One installed distribution."""
-
     name: str
     """Normalised: `vllm-ascend`."""
     version: str
@@ -69,7 +67,6 @@ def folder_of(package: str) -> Path | None:
 
 
 def normalise(name: str) -> str:
-    """The name as the packaging standard compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

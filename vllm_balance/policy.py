@@ -6,16 +6,18 @@ It asks the server directly: no proxy gets the key, and no redirect is followed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
 import ssl
-import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from vllm_balance.core.policies.wishes import NAMES
+from vllm_balance.errors import UsageError
 
 KEY = "BALANCE_OPERATOR_KEY"
 """The variable with the key. Not VLLM_…: upstream warns of those that it does not
@@ -23,11 +25,15 @@ know."""
 PATH = "/balance_policy"
 ANSWER_S = 30.0
 """A rank answers between two steps."""
-PAUSE_S = 0.2
-
-
-class RefusedError(Exception):
-    """Says what is wrong, and what to do."""
+SWITCH_S, PAUSE_S = 60.0, 0.2
+"""How long the ranks may take to switch, and between two looks."""
+REPAIRS = {
+    401: f"set {KEY} to the key that the server was started with",
+    404: f"start the server, of this wheel, with {KEY} in its environment",
+    409: "it was started with --data-parallel-balance off, or has no ranks that such a "
+    "policy needs; start it with another, and it can be switched to off",
+}
+"""By status; of others nothing is known."""
 
 
 def key_of(variable: str) -> str:
@@ -45,8 +51,18 @@ def key_of(variable: str) -> str:
     return key
 
 
+def address_of(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise UsageError(
+        f"{url}: is no address of a server; give http://HOST:PORT, or https, "
+        "and an address of IPv6 in brackets."
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.description = (
         "Tell the policy of a running server, or change it on all ranks in one step. "
         f"The server and this command need the same {KEY}."
@@ -54,47 +70,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="of one of its API servers")
     parser.add_argument("name", nargs="?", choices=NAMES, help="the policy to take")
     text = "seconds to wait until the ranks have taken it (default: 60)"
-    parser.add_argument("--timeout", type=float, default=60.0, help=text)
+    parser.add_argument("--timeout", type=float, default=SWITCH_S, help=text)
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Print the policy; 1 if it could not be told or changed."""
-    try:
-        if chosen.name is None:
-            print(_describe(_ask(chosen.url)))
-        else:
-            print(change(chosen.url, chosen.name, chosen.timeout))
-    except RefusedError as error:
-        print(f"{chosen.url}: {error}", file=sys.stderr)
-        return 1
-    return 0
+def run(chosen: argparse.Namespace) -> None:
+    if chosen.name is None:
+        print(_describe(ask(chosen.url)))
+    else:
+        before = ask(chosen.url)["policy"]
+        state = change(chosen.url, chosen.name, chosen.timeout)
+        print(f"{_describe(state)} (before: {before})")
 
 
-def change(url: str, name: str, timeout: float = 60.0) -> str:
-    """Have all ranks take a policy, and wait until they have.
+def change(
+    url: str,
+    name: str,
+    timeout: float = SWITCH_S,
+    insecure: bool = False,
+    send: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Have all ranks take a policy, and wait until they have; returns what `ask` does.
 
-    Raises:
-        RefusedError: the server does not, or not in time.
+    Ranks without requests take it with the next one; `send`, if there is one, sends it.
     """
-    before = _ask(url)["policy"]
-    state, end = _ask(url, name), time.monotonic() + timeout
-    while state["policy"] != state["wanted"] == name and state["running"]:
+    state, end = ask(url, name, insecure), time.monotonic() + timeout
+    while state["policy"] != state["wanted"] == name and (send or state["running"]):
         if time.monotonic() > end:
-            raise RefusedError(
-                f"{name} is wanted, and was not taken in {timeout:g} s; it may take "
-                "32 long steps after off, or a step hangs: see `vllm-balance doctor "
-                "--pid`"
+            raise UsageError(
+                f"{url}: {name} is wanted, and was not taken in {timeout:g} s; it may "
+                "take 32 long steps after off, or a step hangs: see `vllm-balance "
+                "doctor --pid`."
             )
+        if send:
+            send()
         time.sleep(PAUSE_S)
-        state = _ask(url)
+        state = ask(url, insecure=insecure)
     if state["wanted"] != name:
-        raise RefusedError(
-            f"another operator has asked for {state['wanted']} meanwhile"
+        raise UsageError(
+            f"{url}: another operator has asked for {state['wanted']} meanwhile."
         )
-    return f"{_describe(state)} (before: {before})"
+    return state
 
 
-def _describe(state: dict[str, Any]) -> str:
+def _describe(state: Mapping[str, Any]) -> str:
     policy, wanted = state["policy"], state["wanted"]
     if policy == wanted:
         return str(policy)
@@ -104,53 +122,69 @@ def _describe(state: dict[str, Any]) -> str:
     return f"{policy}; {wanted} comes with the first step of the next request"
 
 
-def _ask(url: str, name: str | None = None) -> dict[str, Any]:
-    """What the server says of its policy, also after a wish for another."""
-    parts = urlsplit(url)
-    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    try:
-        connect, host, port = kinds[parts.scheme], parts.hostname, parts.port
-    except (KeyError, ValueError):
-        host = None
-    if not host:
-        raise RefusedError("expected a URL as http://HOST:PORT, of an API server")
+def ask(url: str, name: str | None = None, insecure: bool = False) -> dict[str, Any]:
+    """The `policy` of a server, the one `wanted`, and whether it is `running` requests.
+
+    With a name it is asked to take that policy first.
+    """
+    parts = address_of(url)
+    where = f"{url.rstrip('/')}{PATH}"
     try:
         key = key_of(KEY)
     except ValueError as error:
-        raise RefusedError(str(error)) from None
+        raise UsageError(f"{error}.") from None
     if not key:
-        raise RefusedError(f"set {KEY} to the key that the server was started with")
-    try:
-        connection = connect(host, port, timeout=ANSWER_S)
-        try:
-            body = None if name is None else json.dumps({"policy": name})
-            headers = {"Authorization": f"Bearer {key}"}
-            where = parts.path.rstrip("/") + PATH
-            connection.request("GET" if name is None else "POST", where, body, headers)
-            answer = connection.getresponse()
-            text = answer.read(1 << 20).decode(errors="replace")
-        finally:
-            connection.close()
-    except TimeoutError:
-        raise RefusedError(
-            f"no answer in {ANSWER_S:g} s; a step may be long, or hang: see "
-            "`vllm-balance doctor --pid`"
-        ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        said = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLCertVerificationError):
-            said += "; name its authority in SSL_CERT_FILE"
-        raise RefusedError(f"no answer: {said}") from None
-    if answer.status == http.client.NOT_FOUND:
-        raise RefusedError(
-            f"no such route; start the server, of this wheel, with {KEY} in its "
-            "environment"
+        raise UsageError(f"{where}: {REPAIRS[401]}.")
+    connection = http.client.HTTPConnection(
+        parts.hostname or "", parts.port, timeout=ANSWER_S
+    )
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        if insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=ANSWER_S, context=context
         )
     try:
-        found = json.loads(text)
-        if answer.status == http.client.OK:
-            return {key: found[key] for key in ("policy", "wanted", "running")}
-        said = found["error"]["message"]
-    except (KeyError, TypeError, ValueError):
-        said = text.strip()[:200]
-    raise RefusedError(f"status {answer.status}: {said}")
+        with contextlib.closing(connection):
+            body = None if name is None else json.dumps({"policy": name})
+            headers = {"Authorization": f"Bearer {key}"}
+            path = parts.path.rstrip("/") + PATH
+            connection.request("GET" if name is None else "POST", path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read(1 << 20).decode(errors="replace")
+    except TimeoutError:
+        raise UsageError(
+            f"{where}: no answer in {ANSWER_S:g} s; a step may be long, or hang: see "
+            "`vllm-balance doctor --pid`."
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise UsageError(f"{where}: no answer ({cause(error)}).") from None
+    if answer.status == http.client.OK:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            state = json.loads(text)
+            return {key: state[key] for key in ("policy", "wanted", "running")}
+    raise UsageError(f"{refusal(where, answer.status, answer.reason, text, REPAIRS)}.")
+
+
+def refusal(
+    url: str, status: int, reason: str, text: str, repairs: Mapping[int, str]
+) -> str:
+    """What an answer says that is none, and what to do, without a full stop."""
+    answer = f"{url}: answers with status {status} ({reason})"
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        answer += f", {json.loads(text)['error']['message']!r:.300}"
+    return f"{answer}; {repairs[status]}" if status in repairs else answer
+
+
+def cause(error: BaseException | None) -> str:
+    """What the system says of it, below the layers of libraries around it."""
+    text = str(error) or type(error).__name__
+    while error is not None:
+        of_system = isinstance(error, OSError) and error.strerror
+        text = str(of_system) if of_system else text
+        error = getattr(error, "reason", None) or error.__cause__ or error.__context__
+        error = error if isinstance(error, BaseException) else None
+    if "certificate verify failed" in text:
+        text += "; name its authority in SSL_CERT_FILE"
+    return text

@@ -2,10 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """What a server says of itself: its model, and its figures on /metrics."""
 
-import contextlib
 import os
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +12,9 @@ from urllib.parse import urlsplit
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from . import policy as policies
 from .errors import UsageError
-from .policy import KEY, PATH, key_of
+from .policy import address_of, cause, key_of, refusal
 
 SECONDS = 30.0
 GATE = "vllm:dp_balance_"
@@ -26,8 +25,6 @@ STATISTICS = "vllm:num_requests_running"
 """Is there unless statistics are switched off."""
 READ = (STATISTICS, DECISIONS, COSTS, EXCHANGE_SUM, EXCHANGES)
 """What is read of /metrics; a parser takes a second for all that 64 ranks say."""
-SWITCH_S, PAUSE_S = 60.0, 0.2
-"""How long the ranks may take to switch, and between two looks."""
 CLIENTS = "OPENAI_API_KEY"
 CLIENT_KEY = f"set {CLIENTS}, or give a --header to the load"
 REPAIRS = {
@@ -37,13 +34,6 @@ REPAIRS = {
     503: "it is not ready, or one of its ranks has ended",
 }
 """Of a status; of others nothing is known."""
-TO_SWITCH = {
-    401: f"set {KEY} to the key that the server was started with",
-    404: f"start the server, of this wheel, with {KEY} in its environment",
-    409: "it was started with --data-parallel-balance off, or has no ranks that such a "
-    "policy needs; start it with another, and it can be switched to off",
-}
-"""The same, where the policy is asked for."""
 
 
 class OtherPolicyError(UsageError):
@@ -65,8 +55,6 @@ def go_past_proxies(url: str) -> None:
 
 
 class Scrape(NamedTuple):
-    """What /metrics said at one look."""
-
     ranks: int
     exchange_us: float | None
     """Mean on the rank that waits least, since the server started; None if there was
@@ -77,8 +65,6 @@ class Scrape(NamedTuple):
 
 
 class Endpoint:
-    """A server by its address."""
-
     def __init__(
         self, url: str, header: Sequence[str] = (), insecure: bool = False
     ) -> None:
@@ -88,22 +74,9 @@ class Endpoint:
             url: without a path.
             header: each as NAME=VALUE, as of `vllm bench serve`.
             insecure: whether certificates are not looked at.
-
-        Raises:
-            UsageError: it is no address, or a key or header cannot be sent.
         """
         self.url = url.rstrip("/")
-        try:
-            parts = urlsplit(url)
-            is_address = parts.scheme in ("http", "https") and parts.hostname
-            has_port = parts.port != 0
-        except ValueError:
-            is_address = has_port = False
-        if not (is_address and has_port):
-            raise UsageError(
-                f"{url}: is no address of a server; give http://HOST:PORT, or https, "
-                "and an address of IPv6 in brackets."
-            )
+        address_of(url)
         self.watch: Callable[[], None] = lambda: None
         """Called about once a second while a load is sent; raises to end it."""
         key = _key(CLIENTS)
@@ -123,11 +96,7 @@ class Endpoint:
         self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
 
     def problem(self) -> str:
-        """Why it does not serve a model yet; empty if it does.
-
-        Raises:
-            UsageError: it never will.
-        """
+        """Why it does not serve a model yet; empty if it does."""
         url = f"{self.url}/v1/models"
         try:
             answer = requests.get(url, timeout=5, **self._how)
@@ -153,9 +122,6 @@ class Endpoint:
         """One short request, so that a policy has decided.
 
         Greedy, as not every server drafts for others.
-
-        Raises:
-            UsageError: it is not answered.
         """
         body = {"model": self.model()[0], "prompt": "a", "max_tokens": 4}
         body["temperature"] = 0
@@ -166,10 +132,6 @@ class Endpoint:
 
         Args:
             policy: that it must serve with; any if None.
-
-        Raises:
-            UsageError: it does not answer, or has no statistics.
-            OtherPolicyError: it serves with another policy.
         """
         counts = _Counts(*(defaultdict(float) for _ in _Counts._fields))
         costs: dict[str, list[float]] = defaultdict(list)
@@ -227,41 +189,14 @@ class Endpoint:
         )
 
     def policy(self) -> str:
-        """What the server serves with now.
-
-        Raises:
-            UsageError: it does not say.
-        """
-        return str(self._policy("GET")["policy"])
+        return str(policies.ask(self.url, insecure=not self.verify)["policy"])
 
     def switch(self, policy: str) -> None:
-        """Has the server take a policy; its figures are since then.
-
-        Raises:
-            UsageError: it does not.
-        """
-        self._policy("POST", json={"policy": policy})
-        end = time.monotonic() + SWITCH_S
-        while True:
-            self.ask()  # ranks that rest take it in their next step
-            found = self._policy("GET")
-            if found["policy"] == policy:
-                break
-            if found["wanted"] != policy or time.monotonic() > end:
-                raise UsageError(
-                    f"{self.url}{PATH}: serves with {found['policy']}, and wants "
-                    f"{found['wanted']}, not {policy}; another operator has asked for "
-                    f"it, or a step takes longer than {SWITCH_S:g} s."
-                )
-            time.sleep(PAUSE_S)
+        """Has the server take a policy; its figures are since then."""
+        policies.change(self.url, policy, insecure=not self.verify, send=self.ask)
         self._before = None
         self.figures()
         self._before = self._counts
-
-    def _policy(self, method: str, **more: Any) -> Any:
-        headers = {"Authorization": f"Bearer {_key(KEY)}"}
-        more |= {"headers": headers, "repairs": TO_SWITCH}
-        return self._call(method, PATH, **more).json()
 
     @property
     def way(self) -> str:
@@ -280,29 +215,19 @@ class Endpoint:
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)
 
-    def _call(
-        self,
-        method: str,
-        path: str,
-        repairs: Mapping[int, str] = REPAIRS,
-        **more: Any,
-    ) -> requests.Response:
+    def _call(self, method: str, path: str, **more: Any) -> requests.Response:
         url, how = self.url + path, self._how | more
         try:
             answer = requests.request(method, url, timeout=SECONDS, **how)
         except requests.RequestException as error:
             raise UsageError(f"{url}: no answer ({_cause(error)}).{self.way}") from None
         if not answer.ok:
-            raise UsageError(f"{_refusal(url, answer, repairs)}.{self.way}")
+            raise UsageError(f"{_refusal(url, answer)}.{self.way}")
         return answer
 
 
 def _key(variable: str) -> str:
-    """A key of the environment, where `vllm bench serve` finds it as it is sent.
-
-    Raises:
-        UsageError: no header can have it.
-    """
+    """A key of the environment, where `vllm bench serve` finds it as it is sent."""
     try:
         key = key_of(variable)
     except ValueError as error:
@@ -319,7 +244,6 @@ class _Counts(NamedTuple):
     exchanges: dict[str, float]
 
     def since(self, before: "_Counts") -> "_Counts":
-        """What was counted after another look."""
         return _Counts(
             *(
                 {name: n - then.get(name, 0.0) for name, n in now.items()}
@@ -328,24 +252,10 @@ class _Counts(NamedTuple):
         )
 
 
-def _refusal(
-    url: str, answer: requests.Response, repairs: Mapping[int, str] = REPAIRS
-) -> str:
-    said = f"{url}: answers with status {answer.status_code} ({answer.reason})"
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        said += f", {answer.json()['error']['message']!r:.300}"
-    repair = repairs.get(answer.status_code)
-    return f"{said}; {repair}" if repair else said
+def _refusal(url: str, answer: requests.Response) -> str:
+    return refusal(url, answer.status_code, answer.reason, answer.text, REPAIRS)
 
 
-def _cause(error: BaseException | None) -> str:
-    """What the system says of it, below the layers of libraries around it."""
-    said = str(error)
-    while error is not None:
-        of_system = isinstance(error, OSError) and error.strerror
-        said = str(of_system) if of_system else said
-        error = getattr(error, "reason", None) or error.__cause__ or error.__context__
-        error = error if isinstance(error, BaseException) else None
-    if "certificate verify failed" in said:
-        said += "; name its authority in SSL_CERT_FILE, or add --insecure"
-    return said
+def _cause(error: requests.RequestException) -> str:
+    text = cause(error)
+    return f"{text}, or add --insecure" if "SSL_CERT_FILE" in text else text

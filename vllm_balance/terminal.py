@@ -25,7 +25,7 @@ def print_anything() -> None:
 def printing(command: Callable[[], int]) -> int:
     """The status of a command, or one that says that its output was cut off.
 
-    Whoever reads from a pipe may have seen enough, and a disk may be full.
+    The reader of a pipe may have seen enough, and a disk may be full.
     """
     try:
         status = command()

@@ -13,38 +13,28 @@ from vllm_balance.installed import Installed, find_installed, normalise, sha256_
 
 NAMES = ("vllm", "vllm-ascend", "vllm-balance")
 PACKAGES = ("vllm", "vllm_ascend", "vllm_balance")
-MOST_FILES = 10
-"""Files of each kind that are named one by one."""
-
-
-def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """It has no options."""
+MOST_FINDINGS = 10
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print one line for each finding; 1 if there is one."""
     info = load_build_info()
     if info is None:
         print(NOT_BUILT, file=sys.stderr)
         return 1
     findings = verify_installation(info, find_installed(*NAMES))
-    for finding in findings:
+    for finding in findings[:MOST_FINDINGS]:
         print(finding, file=sys.stderr)
+    if rest := len(findings[MOST_FINDINGS:]):
+        print(f"{rest} more; run this again when those are repaired", file=sys.stderr)
     if not findings:
         print(f"{info.wheel}: installed as it was built")
     return 1 if findings else 0
 
 
 def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:
-    """Compare what is installed with what the wheel's record and RECORD say.
+    """A sentence with its repair on each thing that is not as it was built.
 
-    Args:
-        info: The wheel's record.
-        found: Every installed distribution named in NAMES, in import order.
-
-    Returns:
-        A sentence with its repair on each thing that is not as it was built. Files are
-        compared once no distribution is wrong: those of another would all differ.
+    Files are compared once no distribution is wrong: those of another would all differ.
     """
     wanted = _wanted(info)
     repair = repair_mixed(info, found)
@@ -86,24 +76,21 @@ def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
 
 def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     """Findings for single files; `main` is the distribution whose RECORD has them."""
-    files = main.files
+    files, repair = main.files, _reinstall(info)
     if not files:
         there = f"{main.folder}: expected the RECORD of {main.name} there, found none"
-        yield f"{there}; repair: {_reinstall(info)}"
+        yield f"{there}; repair: {repair}"
         return
-    # Byte code has no hash in RECORD and anybody may clean it away.
-    hashes = {path: sha256 for path, sha256 in files.items() if sha256}
-    missing = [path for path in hashes if not path.is_file()]
-    modified = [p for p in hashes if p.is_file() and sha256_of(p) != hashes[p]]
-    foreign = [
-        path
-        for package in PACKAGES
-        for path in _files_of(main.folder / package)
-        if path not in files
-    ]
-    yield from _listed("expected as it was built, found modified", modified, info)
-    yield from _listed("expected as it was built, found missing", missing, info)
-    yield from _listed("expected nothing here, found a foreign file", foreign, None)
+    for path, sha256 in files.items():
+        # Byte code has no hash in RECORD and anybody may clean it away.
+        if sha256 and not (path.is_file() and sha256_of(path) == sha256):
+            how = "modified" if path.is_file() else "missing"
+            yield f"{path}: expected as it was built, found {how}; repair: {repair}"
+    for package in PACKAGES:
+        for path in _files_of(main.folder / package):
+            if path not in files:
+                found = "expected nothing here, found a foreign file"
+                yield f"{path}: {found}; repair: rm '{path}'"
 
 
 def _files_of(package: Path) -> Iterator[Path]:
@@ -115,16 +102,6 @@ def _files_of(package: Path) -> Iterator[Path]:
             source = folder.parent / f"{name.partition('.')[0]}.py"
             if folder.name != "__pycache__" or not source.is_file():
                 yield folder / name
-
-
-def _listed(problem: str, paths: list[Path], info: BuildInfo | None) -> Iterator[str]:
-    """A finding for each path, the rest counted; `info` is None to remove files."""
-    for path in paths[:MOST_FILES]:
-        repair = _reinstall(info) if info else f"rm '{path}'"
-        yield f"{path}: {problem}; repair: {repair}"
-    if rest := paths[MOST_FILES:]:
-        repair = _reinstall(info) if info else "run this again when those are removed"
-        yield f"{len(rest)} more files: {problem}; repair: {repair}"
 
 
 def _reinstall(info: BuildInfo) -> str:

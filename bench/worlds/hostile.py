@@ -70,7 +70,6 @@ class Device:
         self.recent: deque[TrueStep] = deque(maxlen=RECENT)
 
     def __call__(self, loads: Loads, now: float) -> float:
-        """What the step takes now."""
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
@@ -99,7 +98,6 @@ class Leaving:
         self._patient = [request for request in requests if request.index in after]
 
     def __call__(self, engine: Engine, now: float) -> list[SimRequest]:
-        """Takes out whoever has gone."""
         gone = []
         for request in self._patient.copy():
             is_there = request.rank >= 0
@@ -111,7 +109,6 @@ class Leaving:
 
 
 def _abort(rank, request: SimRequest) -> bool:
-    """Takes a request out of a rank; False if it has ended."""
     work = rank._requests.get(str(request.index))
     if work is None or work.ended:
         return False
@@ -135,7 +132,6 @@ class Copies:
         self.copies = [make_controller(policy, in_flight) for _ in range(2)]
 
     def decide(self, snapshot: Snapshot):
-        """What both decide."""
         decisions = [c.decide(Snapshot(*snapshot)) for c in self.copies]
         assert decisions[0] == decisions[1], f"copies disagree: {decisions}"
         cost = self.cost
@@ -143,7 +139,7 @@ class Copies:
         return decisions[0]
 
     def reset(self) -> None:
-        """A wave has ended; whoever joins now gets all that is known from another."""
+        """A wave has ended; a rank that joins now gets what another knows."""
         for each in self.copies:
             each.reset()
         self.copies[1] = copy.deepcopy(self.copies[0])
@@ -198,7 +194,6 @@ class Sent(NamedTuple):
     made: Sequence[SimRequest]
 
     def requests(self, rng: random.Random) -> Sequence[SimRequest]:
-        """As `Workload.requests`."""
         return self.made
 
 
@@ -216,7 +211,6 @@ BALANCERS = {**LOAD_BALANCERS, **ROUTERS, **ONLY}
 
 
 def balancer_of(world: World, policy: str) -> str:
-    """Its name, one of `BALANCERS`."""
     if world.balancer == "as-served":
         return BY_COUNTS if policy == "off" else BY_TOKENS
     if world.balancer in ONLY and world.limits.ranks == 1:
@@ -303,7 +297,6 @@ def judge(world: World, policy: str) -> tuple[Served, Served | None, str]:
 
 
 def main() -> None:
-    """Prints the worlds in which a policy harms."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seeds", default="0..100", help="FIRST..END")
     parser.add_argument("--policy", default="adaptive")

@@ -98,7 +98,6 @@ class World:
 
 
 def phases(world, rate=1.0, seconds=1.0, **lengths):
-    """The phases, with so many times the rate and the seconds, and other lengths."""
     return [
         p._replace(rate=p.rate * rate, seconds=p.seconds * seconds, **lengths)
         for p in world.phases
@@ -106,7 +105,6 @@ def phases(world, rate=1.0, seconds=1.0, **lengths):
 
 
 def review(world, rng):
-    """Quiet with slow decodes, quiet with faster ones, then many requests."""
     lengths = ("lognormal:600:0.8", "lognormal:200:0.8")
     return {
         "cost": CostModel(0.03, 1e-3, 2e-4, 0.0, noise=0.03),
@@ -117,7 +115,6 @@ def review(world, rng):
 
 
 def night(world, rng):
-    """A sixteenth of the requests before, and again between."""
     quiet = phases(world, 1 / 16)[0]._replace(seconds=rng.uniform(60, 240))
     return {"phases": 2 * [quiet, *world.phases]}
 
@@ -166,12 +163,10 @@ def pauses(world, rng):
 
 
 def moment(world, rng):
-    """Some time in the first part of the world, in seconds."""
     return rng.uniform(0.1, 0.6) * sum(phase.seconds for phase in world.phases)
 
 
 def cost(world, **fields):
-    """Its cost, with these fields."""
     return {"cost": replace(world.cost, **fields)}
 
 
@@ -240,7 +235,6 @@ def make(troubles, seed, ranks=None):
 
 
 def parse(name, ranks=None):
-    """The world of that name."""
     seed, _, troubles = name.partition(":")
     named = [trouble for trouble in troubles.split("+") if trouble]
     return make(named, int(seed), ranks)

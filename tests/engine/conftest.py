@@ -24,11 +24,14 @@ from model_fixtures import (
     moe_model,
     moe_samples,
 )
+from slowest import pytest_addoption as add_slowest
+from slowest import pytest_configure
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def pytest_addoption(parser):
+    add_slowest(parser)
     parser.addoption("--waves", type=int, default=64, help="waves of test_waves.py")
 
 

@@ -9,6 +9,7 @@ from balance_tools.contract import fit
 from index_samples import SampleIndex
 from rebase_samples import make_root
 from repo_samples import SampleRepo
+from slowest import pytest_addoption, pytest_configure  # noqa: F401
 
 # The workers of xdist set it; what a test starts must not import what the tests import.
 os.environ.pop("PYTHONPATH", None)

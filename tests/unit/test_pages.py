@@ -1,6 +1,6 @@
 """The pages: links lead somewhere, commands are taken, and two READMEs agree.
 
-Tables that are made of results are compared in `test_bench.py`.
+Tables that are made of results are compared in `bench/test_simulated.py`.
 """
 
 import re

@@ -15,11 +15,12 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 
-from balance_tools.advisories.table import load_advisories, patched_in
+from balance_tools.advisories.table import load_advisories
 from balance_tools.distribution import Choice
 from balance_tools.fingerprint import series_sha256
 from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
+from balance_tools.series.mended import patched_in
 from balance_tools.upstream.lock import load_lock
 from balance_tools.wheel.bill import BILL, OPEN_VEX, VEX
 from conftest import ASCEND, HERE, ROOT, VERSION, Build

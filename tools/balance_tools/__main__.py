@@ -22,8 +22,7 @@ COMMANDS = {
     "vendor": ("vendoring.vendor", "Materialise upstream's packages, patched."),
     "lint-series": ("series.lint", "Check the rules for patches."),
     "rebase": ("rebase.command", "Move the patch series to another upstream release."),
-    "advisories": ("advisories.page", "Write the tables of SECURITY.md."),
-    "reference": ("reference.page", "Write docs/reference.md."),
+    "advisories": ("security_page", "Write the tables of SECURITY.md."),
     "wheel": ("wheel.build", "Build a wheel, or all; print path and sha256."),
     "env": ("environment.reference", "Install the reference wheel; print where."),
     "demo": ("demo.demo", "Serve with balance off and adaptive; compare."),
@@ -44,7 +43,6 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
     from vllm_balance.terminal import print_anything, printing
 
     print_anything()

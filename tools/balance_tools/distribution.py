@@ -49,23 +49,18 @@ class Choice:
 
     @property
     def from_source(self) -> bool:
-        """Whether the kernels are compiled here, with CANN."""
         return self.target == "ascend" and self.kernels == "source"
 
     def environment(self) -> dict[str, str]:
-        """What makes setup.py build this wheel."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def choice_from(environment: Mapping[str, str]) -> Choice:
-    """Read the choice; without one it is the reference wheel."""
     return Choice(**json.loads(environment.get(VARIABLE, "{}")))
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kind of wheel."""
-
     name: str
     label: str
     """The end of the local version: `+balance.1.<label>`."""
@@ -84,8 +79,6 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of distribution.toml."""
-
     name: str
     revision: int
     summary: str
@@ -99,7 +92,6 @@ class Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """Read distribution.toml."""
     try:
         data: dict[str, Any] = tomlkit.parse(read_text(path)).unwrap()
         targets = {
@@ -136,7 +128,6 @@ def _target(name: str, entry: dict[str, Any], common: EntryPoints) -> Target:
 
 
 def merge_entry_points(*parts: EntryPoints) -> EntryPoints:
-    """The entry points of several parts, as one."""
     merged: dict[str, dict[str, str]] = {}
     for part in parts:
         for group, entries in part.items():

@@ -16,7 +16,6 @@ MOST_NAMES = 5
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -25,7 +24,6 @@ def sha256_of(path: Path) -> str:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it; nothing happens where there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -33,7 +31,6 @@ def remove_tree(path: Path) -> None:
 
 
 def named_in_part(names: Sequence[object]) -> str:
-    """The first few names and how many more there are."""
     shown = ", ".join(map(str, names[:MOST_NAMES]))
     more = len(names) - MOST_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
@@ -58,7 +55,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file, as `replacing` does."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 

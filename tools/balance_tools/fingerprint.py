@@ -10,7 +10,6 @@ PACKAGES = ("vllm", "vllm_ascend")
 
 
 def lock_sha256(checkout: Path) -> str:
-    """The sha256 of the lock file of a checkout, byte for byte."""
     return hashlib.sha256((checkout / LOCK).read_bytes()).hexdigest()
 
 

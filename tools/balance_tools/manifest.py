@@ -27,7 +27,6 @@ class Manifest:
     """Posix path below the folder to its `content_sha256`."""
 
     def changed(self, folder: Path) -> list[str]:
-        """The paths whose content is not the recorded one, missing files left out."""
         return [
             path
             for path, sha256 in self.files.items()
@@ -35,7 +34,6 @@ class Manifest:
         ]
 
     def missing(self, folder: Path) -> list[str]:
-        """The recorded paths that the folder lacks."""
         return [path for path in self.files if not os.path.lexists(folder / path)]
 
     def unknown(self, folder: Path) -> list[str]:
@@ -43,11 +41,9 @@ class Manifest:
         return [path for path in walk(folder) if path not in self.files]
 
     def describes(self, folder: Path) -> bool:
-        """Whether the folder holds just what is recorded."""
         return not any(f(folder) for f in (self.missing, self.unknown, self.changed))
 
     def write(self, path: Path) -> None:
-        """Write the manifest, replacing an old one in one go."""
         text = json.dumps(asdict(self), indent=1, sort_keys=True)
         write_atomically(path, text + "\n")
 
@@ -63,7 +59,6 @@ class Manifest:
 
 
 def take_manifest(folder: Path, inputs: Mapping[str, str]) -> Manifest:
-    """Hash every file below a folder."""
     files = {path: content_sha256(folder / path) or "" for path in walk(folder)}
     return Manifest(inputs, files)
 
@@ -91,9 +86,6 @@ def ignored_in(root: Path, names: Iterable[str]) -> set[str]:
     """Those of `names`, relative to the repository, that its .gitignore leaves out.
 
     git is not asked, for the files of an archive have no repository.
-
-    Raises:
-        ToolError: there is no such file.
     """
     path = root / ".gitignore"
     if not path.is_file():

@@ -8,8 +8,6 @@ LOCK_NAME = "upstream.toml"
 
 
 class Paths:
-    """The locations below one repository root; nothing here touches the disk."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.lock = root / LOCK_NAME
@@ -29,26 +27,20 @@ class Paths:
 
     @classmethod
     def find(cls) -> Paths:
-        """Find the repository from where this module lies."""
         return cls(Path(__file__).resolve().parents[2])
 
     def patches(self, package: str) -> Path:
-        """The folder with `series` and the patches of one vendored package."""
         return self.root / "patches" / package
 
     def vendored(self, package: str) -> Path:
-        """The materialised package folder: upstream, patched, and our own files."""
         return self.root / package
 
     def cached(self, sha256: str, filename: str) -> Path:
-        """Where a download with this hash lies once it is verified."""
         return self.cache / sha256 / filename
 
     def unpacked(self, project: str, version: str) -> Path:
-        """One extracted sdist."""
         return self.pristine / f"{project}-{version}"
 
     @staticmethod
     def unpacked_manifest(folder: Path) -> Path:
-        """The manifest of an extracted sdist, beside it."""
         return folder.with_name(f"{folder.name}.json")

@@ -21,8 +21,6 @@ PACKAGE_OF = {"git": "git 2.32 or newer", "diff": "GNU diffutils"}
 
 @dataclass(frozen=True)
 class Ended:
-    """The status and the output of a program that has ended."""
-
     status: int
     output: bytes
     errors: bytes
@@ -34,7 +32,6 @@ class Ended:
 
     @property
     def tail(self) -> str:
-        """The last lines of its errors, or else of its output."""
         return tail((self.errors or self.output).decode(errors="replace"))
 
 
@@ -45,11 +42,6 @@ def capture(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Ended:
-    """Run a program that may fail.
-
-    Raises:
-        ToolError: it is not installed.
-    """
     words = list(map(str, command))
     try:
         run = subprocess.run(
@@ -71,7 +63,6 @@ def to_log(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> int:
-    """Run a program whose output is added to `log`; returns its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
     words = list(map(str, command))
     with log.open("ab") as file:
@@ -100,11 +91,7 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def listed_by_git(root: Path, *options: str) -> list[str]:
-    """What `git ls-files` lists, relative to `root`, sorted.
-
-    Raises:
-        ToolError: it is not a git checkout, or git cannot read it.
-    """
+    """What `git ls-files` lists, relative to `root`, sorted."""
     run = git(root, "ls-files", "-z", *options)
     if run.status:
         raise ToolError(
@@ -118,9 +105,6 @@ def refuse_missing(root: Path) -> None:
     """Refuse a git checkout that lacks a tracked file which a wheel is made from.
 
     Such are sparse checkouts. Where there is no repository there is nothing to lack.
-
-    Raises:
-        ToolError: names what is not there, or git cannot list the files.
     """
     if not (root / ".git").exists():
         return
@@ -158,7 +142,6 @@ def edited(root: Path, *names: str) -> list[str]:
 
 
 def tail(text: str) -> str:
-    """The last lines, as one."""
     return " / ".join(line.strip() for line in text.strip().splitlines()[-TAIL_LINES:])
 
 

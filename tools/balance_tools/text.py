@@ -11,11 +11,6 @@ from balance_tools.errors import ToolError
 
 
 def read_text(path: Path) -> str:
-    """Read a file.
-
-    Raises:
-        ToolError: it is not in UTF-8.
-    """
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -33,11 +28,6 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def parse_module(source: bytes, name: str) -> ast.Module:
-    """Parse a module.
-
-    Raises:
-        ToolError: the source is not valid Python.
-    """
     try:
         return ast.parse(source, name)
     except (SyntaxError, ValueError) as error:
@@ -48,14 +38,12 @@ def parse_module(source: bytes, name: str) -> ast.Module:
 
 
 def added_lines(old: Sequence[bytes], new: Sequence[bytes]) -> frozenset[int]:
-    """Return the numbers of the lines that `new` has and `old` has not."""
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     changed = (code for code in matcher.get_opcodes() if code[0] != "equal")
     return frozenset(n + 1 for *_, start, end in changed for n in range(start, end))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """The lines of a table in Markdown."""
     head = list(columns)
     body = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
     return [body[0], "|---" * len(head) + "|", *body[1:]]

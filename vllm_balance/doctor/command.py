@@ -39,7 +39,6 @@ OF_ALL: Checks = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument(
         "--fail-on",
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Look, print, and say by the status whether something is wrong."""
     if chosen.pid is not None:
         lines = list(server.report(chosen.pid))
     else:
@@ -74,7 +72,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def look(machine: Machine) -> Iterator[Diagnosis]:
-    """All checks."""
     if not machine.is_for_npus:
         yield Diagnosis("NPUs", "ok", "this wheel needs none")
     checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL

@@ -55,7 +55,6 @@ def shared_memory(machine: Machine) -> Said:
 
 
 def interfaces(machine: Machine) -> Said:
-    """The interfaces and addresses that variables name."""
     files = machine.glob("/sys/class/net/*/operstate")
     states = {Path(file).parent.name: machine.read(file).strip() for file in files}
     up = [name for name, state in states.items() if state in ("up", "unknown")]
@@ -135,7 +134,6 @@ def _plain(addresses: Iterable[str]) -> set[str]:
 
 
 def names(machine: Machine) -> Said:
-    """The host's own name, and the address of the head."""
     plan, local = machine.plan, _addresses(machine)
     own = machine.read("/proc/sys/kernel/hostname").strip()
     for name in filter(None, dict.fromkeys((own, plan.address))):
@@ -180,7 +178,6 @@ def _resolved(machine: Machine, name: str) -> set[str]:
 
 
 def ports(machine: Machine) -> Said:
-    """Ports that something else listens on."""
     rows = machine.read("/proc/net/tcp") + machine.read("/proc/net/tcp6")
     if not rows:
         yield Diagnosis("ports", "unknown", "no /proc/net/tcp")

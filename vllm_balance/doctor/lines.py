@@ -14,8 +14,6 @@ STATES: tuple[State, ...] = ("ok", "unknown", "warn", "bad")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one thing is, what it should be, and how to repair it."""
-
     what: str
     """The thing: `CANN`, `NPU 3`, `rank 2`."""
     state: State
@@ -69,7 +67,6 @@ def lines_of(what: str, said: Said) -> Iterator[Diagnosis]:
 
 
 def worst(lines: Iterable[Diagnosis]) -> State:
-    """The worst state; `ok` without any line."""
     return max((line.state for line in lines), key=STATES.index, default="ok")
 
 

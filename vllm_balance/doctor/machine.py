@@ -20,8 +20,6 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Machine:
-    """The host that is looked at; nothing on it is changed."""
-
     root: Path
     """`/`, or where the files of another machine lie."""
     environ: Mapping[str, str]
@@ -30,18 +28,15 @@ class Machine:
     plan: Plan
 
     def path(self, name: str) -> Path:
-        """Where the file of an absolute name lies."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str:
-        """The text of a file; empty if it cannot be read."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def glob(self, pattern: str) -> list[str]:
-        """The absolute names that match, sorted."""
         found = self.root.glob(pattern.lstrip("/"))
         return sorted(f"/{path.relative_to(self.root)}" for path in found)
 

@@ -26,7 +26,6 @@ IDLE_SHARE = 0.15
 
 
 def devices(machine: Machine) -> Said:
-    """The files of the devices, and the right to open them."""
     chips = machine.glob("/dev/davinci[0-9]*")
     for name in [*SHARED_DEVICES, *(chips or ["/dev/davinci0"])]:
         path = machine.path(name)
@@ -43,7 +42,6 @@ def devices(machine: Machine) -> Said:
 
 
 def chips(machine: Machine) -> Said:
-    """What `npu-smi` says of the chips, against the wheel's."""
     smi, info = machine.smi, machine.info
     if smi.problem:
         # Without it the server starts, and does not bind its processes to cores.
@@ -71,7 +69,6 @@ def chips(machine: Machine) -> Said:
 
 
 def use(machine: Machine) -> Said:
-    """Who else uses the NPUs that a server would take."""
     smi = machine.smi
     if smi.problem:
         yield Diagnosis("use of NPUs", "unknown", f"npu-smi: {smi.problem}")

@@ -33,15 +33,8 @@ SECONDS = 300.0
 def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagnosis]]:
     """Parse a command line.
 
-    Args:
-        machine: where it would run.
-        command: its words, with whatever wraps `vllm`; none to look at no command.
-
-    Returns:
-        The plan, that of no command if it is refused; and what there is to say on it.
-
-    Raises:
-        ValueError: it is no `vllm serve`.
+    Words that wrap `vllm` may come first. The plan is that of no command where the
+    server would refuse it.
     """
     if not command:
         return Plan(), []
@@ -81,7 +74,6 @@ def _lines(machine: Machine, plan: Plan) -> Iterator[Diagnosis]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print one line of JSON, in the child: a plan or why there is none."""
     try:
         result = look(arguments)
     except Exception as error:
@@ -98,14 +90,7 @@ def sentence(error: Exception) -> str:
 
 
 def look(arguments: Sequence[str]) -> dict[str, Any]:
-    """The fields of `Plan`.
-
-    Args:
-        arguments: from `serve` on.
-
-    Raises:
-        ValueError: vLLM or balance scheduling refuses it.
-    """
+    """The fields of `Plan`."""
     from vllm import AsyncEngineArgs
     from vllm.entrypoints.cli.serve import cmd_init
     from vllm.usage.usage_lib import UsageContext
@@ -161,16 +146,11 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def is_https(args: argparse.Namespace) -> bool:
-    """As uvicorn decides it."""
     return bool(args.ssl_keyfile or args.ssl_certfile)
 
 
 def check_address(args: argparse.Namespace) -> None:
-    """What vLLM looks at only when it has loaded the model.
-
-    Raises:
-        ValueError: no such port can be, or a file of TLS cannot be used.
-    """
+    """What vLLM looks at only when it has loaded the model."""
     for option in ("port", "data_parallel_rpc_port"):
         if (port := getattr(args, option)) and not 0 < port < 1 << 16:
             raise ValueError(f"--{option.replace('_', '-')} {port}: above 65535")

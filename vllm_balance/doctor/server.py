@@ -21,7 +21,7 @@ from vllm_balance.doctor.lines import Diagnosis, State
 
 PROC = Path("/proc")
 READ_BYTES = 1 << 18
-"""Most that is read of a file, for whoever writes it chooses its length."""
+"""Most that is read of a file, for any process may write it, at any length."""
 LOOK_S = 1.0
 """How long a look into /proc may take: the kernel may wait for a driver there."""
 LONG_S = 5.0
@@ -88,8 +88,6 @@ class Status(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment."""
-
     pid: int
     parent: int
     state: str
@@ -142,7 +140,6 @@ def report(pid: int | None) -> Iterator[Diagnosis]:
 
 
 def absence(pid: int) -> str:
-    """Why the process is not among those that were found."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -153,7 +150,6 @@ def absence(pid: int) -> str:
 
 
 def describe(process: Process, now: float) -> Diagnosis:
-    """One process: is it there, what does it do, since when, and at which function."""
     said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
     if process.waits_in and process.state in "SD":
         said[0] += f" in {process.waits_in}"
@@ -198,13 +194,11 @@ def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
 
 
 def read_file(path: Path) -> str:
-    """The beginning of a file."""
     with path.open("rb") as file:
         return file.read(READ_BYTES).decode(errors="replace")
 
 
 def look_at(pid: int) -> Process | None:
-    """The process; None if there is none."""
     folder = PROC / str(pid)
 
     def read(name: str) -> str:

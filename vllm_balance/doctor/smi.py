@@ -31,8 +31,6 @@ DEVICES = {
 
 
 class Npu(NamedTuple):
-    """One chip."""
-
     number: int
     """That of `/dev/davinci`."""
     card: int
@@ -44,8 +42,6 @@ class Npu(NamedTuple):
 
 
 class NpuProcess(NamedTuple):
-    """A process that holds memory of a chip."""
-
     card: int
     chip: int
     pid: int
@@ -55,8 +51,6 @@ class NpuProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class Smi:
-    """What `npu-smi` has said."""
-
     problem: str = ""
     """Why there is no table, with its last line; else empty."""
     version: str = ""
@@ -82,7 +76,6 @@ class Smi:
 
 
 def ask(said: Ask) -> Smi:
-    """Ask for the table, and for the board of the first card."""
     text, problem = said("info")
     smi = read(text)
     if not smi.npus and (problem or not smi.version):
@@ -98,7 +91,6 @@ def ask(said: Ask) -> Smi:
 
 
 def read(text: str) -> Smi:
-    """The table of `npu-smi info`, of any version."""
     version = VERSION.search(text)
     npus = []
     for card, name, health, cell, used, total in CHIP.findall(text):

@@ -78,7 +78,6 @@ def requirements(machine: Machine) -> Said:
 
 
 def driver(machine: Machine) -> Iterator[Diagnosis]:
-    """The driver against the table, and the firmware against the driver."""
     fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
     version = fields.get("version") or machine.smi.version
     wanted = machine.version_for("Ascend HDK")
@@ -112,7 +111,6 @@ def _short(version: str) -> tuple[int, ...]:
 
 
 def toolkits(machine: Machine) -> Iterator[Diagnosis]:
-    """CANN and NNAL: what the environment points to."""
     home = machine.environ.get("ASCEND_HOME_PATH", "/-")
     files = machine.glob(f"{home}/*-linux/ascend_toolkit_install.info")
     version = machine.fields(files[0]).get("version") if files else None

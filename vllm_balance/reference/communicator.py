@@ -22,9 +22,6 @@ class ReferenceCommunicator(CpuCommunicator):
         """Concatenate every rank's tensor (or each of a list) along dimension 0.
 
         ``sizes[rank]`` is the length of that rank's part; None: all as long as ours.
-
-        Raises:
-            ValueError: another dimension, or a part that is not as long as said.
         """
         if isinstance(input_, list):
             return [self._gather(tensor, dim, sizes) for tensor in input_]

@@ -27,11 +27,6 @@ first decode."""
 
 
 def parse(options: Any) -> tuple[CostModel, Scales]:
-    """Read the option.
-
-    Raises:
-        ValueError: names what is wrong with it.
-    """
     where = f"--additional-config {OPTION}"
     # The device does not count what prompt tokens attend to.
     known = {field.name for field in fields(CostModel)} - {"attention"}
@@ -56,11 +51,6 @@ def parse(options: Any) -> tuple[CostModel, Scales]:
 
 
 def check(config: Any) -> None:
-    """Refuse a ``VllmConfig`` that the device cannot emulate.
-
-    Raises:
-        ValueError: says why.
-    """
     parse(config.additional_config[OPTION])
     parallel = config.parallel_config
     for asked, flag in (

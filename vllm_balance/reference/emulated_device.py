@@ -34,8 +34,6 @@ TOKENS = 64
 
 @dataclass
 class _Request:
-    """What the device knows about a request."""
-
     prompt_len: int
     generated: int = 0
 
@@ -48,7 +46,6 @@ class _Later(AsyncModelRunnerOutput):
         self._end = end
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the end of the step."""
         _sleep_until(self._end)
         return self._output
 
@@ -62,10 +59,7 @@ def _sleep_until(end: float) -> None:
 
 
 class EmulatedDevice(WorkerBase):
-    """The worker of one data parallel rank."""
-
     def init_device(self) -> None:
-        """Join the process groups."""
         torch.set_num_threads(1)
         self.device = torch.device("cpu")
         init_worker_distributed_environment(
@@ -91,7 +85,6 @@ class EmulatedDevice(WorkerBase):
         """There is no model."""
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """Text generation only."""
         return ("generate",)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -119,7 +112,6 @@ class EmulatedDevice(WorkerBase):
         """Of a decode instance: no KV cache is moved."""
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """There is nothing to warm up."""
         return CompilationTimes(0.0, 0.0)
 
     def reset_mm_cache(self) -> None:
@@ -134,7 +126,6 @@ class EmulatedDevice(WorkerBase):
         """There is no memory to take."""
 
     def execute_dummy_batch(self) -> None:
-        """Take part in the step of the others."""
         self._start_step(0, 0, 0, 0)
         if not self.scheduler_config.async_scheduling:
             _sleep_until(self._end)
@@ -142,7 +133,6 @@ class EmulatedDevice(WorkerBase):
     def execute_model(
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | None:
-        """Start the step; ``sample_tokens`` has the answer."""
         self._forget_and_learn(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT

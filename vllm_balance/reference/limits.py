@@ -16,9 +16,6 @@ def check(config: Any) -> None:
     """Refuse a ``VllmConfig`` that asks for something unsupported.
 
     Anything not listed here is either supported or refused by vLLM's CPU platform.
-
-    Raises:
-        ValueError: says what.
     """
     for flag, advice in _refusals(config):
         raise ValueError(f"{flag}: the reference platform {advice}")
@@ -28,9 +25,6 @@ def check_sampling(speculative: bool, temperature: float) -> None:
     """Refuse a request that speculative decoding cannot sample.
 
     Upstream's CPU rejection sampler handles greedy requests only.
-
-    Raises:
-        VLLMValidationError: the temperature is not 0.
     """
     if speculative and temperature > 0:
         raise VLLMValidationError(

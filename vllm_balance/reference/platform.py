@@ -115,20 +115,16 @@ class ReferencePlatform(CpuPlatform):
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
-        """Refuse a request whose sampling the platform cannot do."""
         limits.check_sampling(cls._speculative, getattr(params, "temperature", 0.0))
 
     @classmethod
     def import_kernels(cls) -> None:
-        """Register the operators of ``torch.ops._C``."""
         from vllm_balance.reference import operators, speculation  # noqa: F401
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
-        """The class of the LoRA operators, by name."""
         return "vllm_balance.reference.lora.ReferencePunicaWrapper"
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        """Name the communicator of every process group."""
         return "vllm_balance.reference.communicator.ReferenceCommunicator"

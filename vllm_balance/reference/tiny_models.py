@@ -79,7 +79,6 @@ def make_moe(vocabulary: int) -> torch.nn.Module:
 
 
 def make_dense(vocabulary: int) -> torch.nn.Module:
-    """A dense Qwen3 of 2 layers."""
     config = transformers.Qwen3Config(vocab_size=vocabulary, **SHAPE)
     return randomised(transformers.Qwen3ForCausalLM(config))
 
@@ -105,9 +104,6 @@ def make_large(
             own prompts, and all ranks share the others' experts: a token costs them
             half of what it costs a dense layer.
         experts: of each other layer.
-
-    Raises:
-        ValueError: there is no such model.
     """
     unit = HEADS * HEAD
     if hidden < unit or hidden % unit:
@@ -329,7 +325,6 @@ def make(name: str, out: Path, **sizes: int) -> Path:
 
 
 def main() -> int:
-    """Make the models that the command line asks for, and print their folders."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="parent folder")
     parser.add_argument("--model", choices=[*MODELS, "all"], default="all")

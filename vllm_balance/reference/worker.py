@@ -108,9 +108,6 @@ class ReferenceWorker(CPUWorker):
 
         Upstream's executor of several processes does that, the other one does not.
         Ranks that go where they like meet on one core, while another is idle.
-
-        Raises:
-            ValueError: it has none for this rank, or others than there are.
         """
         value = envs.VLLM_CPU_OMP_THREADS_BIND
         if value in ("auto", "nobind"):

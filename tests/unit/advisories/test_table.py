@@ -8,22 +8,21 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from balance_tools.advisories.page import PAGE_NAME, page, summary
 from balance_tools.advisories.table import (
     TABLE_NAME,
     Advisory,
     AdvisoryState,
     Answer,
     Table,
-    is_mended,
     load_advisories,
-    patched_in,
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import exclusive
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines, derive
+from balance_tools.security_page import PAGE_NAME, page, summary
 from balance_tools.series.apply import load_series, patched_files
+from balance_tools.series.mended import is_mended, patched_in
 from balance_tools.series.patchfile import parse_patch
 from balance_tools.upstream.lock import load_lock
 from balance_tools.upstream.pristine import ensure_pristine

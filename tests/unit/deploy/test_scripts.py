@@ -88,7 +88,7 @@ def test_the_group_is_alive_if_every_pod_is_healthy(pods_asked):
     assert words.startswith("http://vllm-0.vllm-hosts:8000/health: ")
 
 
-def test_the_probe_ends_in_time_whoever_does_not_answer():
+def test_the_probe_ends_in_time_without_any_answer():
     """Also where bytes come one by one, so that no single wait is long."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 

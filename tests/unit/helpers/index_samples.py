@@ -27,7 +27,6 @@ def file_member(name, content):
 
 
 def special_member(name, kind, target=""):
-    """A link (SYMTYPE, LNKTYPE) or a device."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = target
@@ -51,7 +50,6 @@ def make_wheel(files):
 
 
 def artifact_of(filename, data):
-    """What the lock says of a file."""
     release = release_of(filename)
     assert release is not None
     sha256 = hashlib.sha256(data).hexdigest()

@@ -195,13 +195,11 @@ def edit(patch: Path, old: str, new: str) -> None:
 
 
 def sample(folder: Path) -> tuple[Path, Path]:
-    """Return (patches, pristine tree) of one package."""
     tree = write_tree(folder / "tree", UPSTREAM)
     return make_root(folder, HEADER) / "patches" / "vllm", tree
 
 
 def rebase(root: Path, *arguments: str) -> int:
-    """Run tools/rebase.sh in this process; returns its exit code."""
     verb, *rest = arguments if arguments[0] in VERBS else ("bump", *arguments)
     return main(["rebase", verb, "--root", str(root), *rest])
 
@@ -217,7 +215,6 @@ def statuses(root: Path, name: str) -> dict[str, str]:
 
 
 def tracked(root: Path) -> Files:
-    """Everything that a rebase may change in the end."""
     files = {"upstream.toml": (root / "upstream.toml").read_bytes()}
     for path in sorted((root / "patches").rglob("*")):
         if path.is_file():

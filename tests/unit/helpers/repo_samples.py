@@ -113,7 +113,6 @@ class SampleRepo:
         return vendor(self.paths, self.lock, ["vllm"], **options)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        """Start the real command line."""
         return self.python("-m", "balance_tools", *args)
 
     def python(self, *args: str) -> subprocess.Popen[str]:

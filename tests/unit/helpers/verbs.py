@@ -4,7 +4,6 @@ import argparse
 
 
 def run(verb: object, *arguments: str) -> None:
-    """Runs a verb, the module of which is given, with these arguments."""
     parser = argparse.ArgumentParser()
     verb.add_arguments(parser)  # type: ignore[attr-defined]
     verb.run(parser.parse_args(arguments))  # type: ignore[attr-defined]

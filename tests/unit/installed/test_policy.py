@@ -50,11 +50,11 @@ def url(server):
 
 
 def refusal(capsys, *words):
-    assert main(["policy", *words]) == 1
+    assert main(["policy", *words]) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.count("\n") == 1
-    assert error.startswith(f"{words[0]}: ")
+    assert error.startswith((f"error: {words[0]}", "error: BALANCE_"))
     return error
 
 
@@ -62,10 +62,13 @@ def refusal(capsys, *words):
     ("answer", "said"),
     [
         ((404, {}, b"{}"), f"start the server, of this wheel, with {policy.KEY} in"),
-        ((401, {}, b'{"error": {"message": "no"}}'), "status 401: no"),
-        ((200, {}, b"hello"), "status 200: hello"),
-        ((200, {}, b"[]"), "status 200: []"),
-        ((500, {}, b"\xff"), "status 500: "),
+        (
+            (401, {}, b'{"error": {"message": "no"}}'),
+            "status 401 (Unauthorized), 'no'; set BALANCE_OPERATOR_KEY",
+        ),
+        ((200, {}, b"hello"), "status 200 (OK)"),
+        ((200, {}, b"[]"), "status 200 (OK)"),
+        ((500, {}, b"\xff"), "status 500 (Internal"),
     ],
 )
 def test_each_wrong_answer_is_one_sentence(other, capsys, answer, said):
@@ -84,7 +87,7 @@ def test_no_redirect_gets_the_key(other, capsys):
     "wrong", ["localhost:8000", "ftp://host", "http://", "http://h:x"]
 )
 def test_what_is_no_url_is_refused(capsys, wrong):
-    assert "expected a URL as http://HOST:PORT" in refusal(capsys, wrong)
+    assert "is no address of a server; give http://HOST:PORT" in refusal(capsys, wrong)
 
 
 def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(
@@ -117,7 +120,7 @@ def test_the_command_waits_until_the_ranks_have_taken_it(other, capsys):
 
 
 def test_a_server_that_is_not_there_and_a_missing_key(capsys, monkeypatch):
-    assert "no answer: " in refusal(capsys, "http://127.0.0.1:9")
+    assert "no answer (" in refusal(capsys, "http://127.0.0.1:9")
     monkeypatch.delenv(policy.KEY)
     assert f"set {policy.KEY} to the key" in refusal(capsys, "http://127.0.0.1:9")
 

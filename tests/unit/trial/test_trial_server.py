@@ -221,7 +221,8 @@ def test_of_many_ranks_only_what_is_needed_is_parsed(monkeypatch):
     assert len(rows) == 8
 
 
-def test_a_server_that_was_switched_by_another_meanwhile_is_refused():
+def test_a_server_that_was_switched_by_another_meanwhile_is_refused(monkeypatch):
+    monkeypatch.setenv(KEY, "ours")
     said = {"policy": "cap", "wanted": "cap", "wish": 1, "running": False}
 
     def page(path: str, given: str) -> str:
@@ -247,7 +248,7 @@ def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(monkey
 
     def page(_: str, given: str) -> str:
         sent.append(given)
-        return '{"data": [], "policy": "cap"}'
+        return '{"data": [], "policy": "cap", "wanted": "cap", "running": true}'
 
     with answering(page) as url:
         endpoint = Endpoint(url)
@@ -348,8 +349,8 @@ def test_one_variable_names_a_private_authority(tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     with answering(lambda *_: state, cert=str(both)) as url:
         with pytest.raises(UsageError, match=r"authority in SSL_CERT_FILE, or add --i"):
-            Endpoint(url).policy()
-        assert main(["policy", url]) == 1
+            Endpoint(url).figures()
+        assert main(["policy", url]) == 2
         assert "name its authority in SSL_CERT_FILE" in capsys.readouterr().err
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
         assert Endpoint(url).policy() == "off"

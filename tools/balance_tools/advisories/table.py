@@ -8,7 +8,7 @@ change when a patch comes or goes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
 from enum import Enum
@@ -17,14 +17,11 @@ from typing import Any
 
 import tomlkit
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from tomlkit.exceptions import TOMLKitError
 
 from balance_tools.errors import ToolError
-from balance_tools.series.apply import load_series
-from balance_tools.series.patchfile import Patch
 from balance_tools.text import read_text
-from balance_tools.upstream.lock import Lock
 
 TABLE_NAME = "advisories.toml"
 ADVISORY = "https://github.com/vllm-project/vllm/security/advisories/{}"
@@ -33,8 +30,6 @@ GHSA = re.compile(r"GHSA(-[2-9cfghjmpqrvwx]{4}){3}")
 
 
 class AdvisoryState(Enum):
-    """What holds for one advisory in one release, as people read it."""
-
     OPEN = "open"
     MENDED = "fixed here"
     NOT_AFFECTED = "not affected"
@@ -43,8 +38,6 @@ class AdvisoryState(Enum):
 
 @dataclass(frozen=True)
 class Advisory:
-    """One published vulnerability of vLLM."""
-
     id: str
     """Of GitHub's list: `GHSA-…`."""
     severity: str
@@ -70,7 +63,6 @@ class Advisory:
     """What was not found in the sources: upstream's word alone says the rest."""
 
     def affects(self, release: Version) -> bool:
-        """Whether the release is in the range."""
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
     def mended_in(self, release: Version) -> bool:
@@ -81,8 +73,6 @@ class Advisory:
 
 @dataclass(frozen=True)
 class Answer:
-    """What holds for an advisory in one release."""
-
     advisory: Advisory
     state: AdvisoryState
 
@@ -101,8 +91,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Table:
-    """All of advisories.toml."""
-
     gathered: date
     """The day until which advisories were gathered."""
     advisories: tuple[Advisory, ...]
@@ -122,51 +110,7 @@ def _state(one: Advisory, release: Version, patched: Collection[str]) -> Advisor
     return AdvisoryState.NOT_AFFECTED if one.not_affected else AdvisoryState.OPEN
 
 
-def is_mended(patch: Patch, version: str) -> bool:
-    """Whether a release of the patch's package needs the patch no more.
-
-    Raises:
-        ToolError: the patch names no release.
-    """
-    said = patch.header.get("Mended-In")
-    try:
-        return said is not None and Version(version) >= Version(said)
-    except InvalidVersion:
-        raise ToolError(
-            f"{patch.name}: Mended-In: expected a release such as 0.30.0, found "
-            f"{said!r}; write the first that needs the patch no more"
-        ) from None
-
-
-def mended_by(patches: Iterable[Patch], version: str) -> set[str]:
-    """The advisories that the patches of a package mend in one release of it."""
-    return {
-        name
-        for patch in patches
-        if not is_mended(patch, version)
-        for name in patch.header.advisories
-    }
-
-
-def patched_in(root: Path, lock: Lock, left_out: Collection[str] = ()) -> set[str]:
-    """The advisories that our series mend in the releases of a lock.
-
-    `left_out` is the names of patches that a line leaves out.
-    """
-    found: set[str] = set()
-    for package, artifact in lock.packages.items():
-        series = load_series(root / "patches" / package)
-        patches = [patch for patch in series.patches if patch.name not in left_out]
-        found |= mended_by(patches, artifact.version)
-    return found
-
-
 def load_advisories(path: Path) -> Table:
-    """Read and check the table.
-
-    Raises:
-        ToolError: names the entry that is wrong.
-    """
     if not path.is_file():
         raise ToolError(
             f"{path}: expected the table of advisories, found no file; restore it from "

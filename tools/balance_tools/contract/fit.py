@@ -48,8 +48,6 @@ _LINE = re.compile(r"\bline \d+")
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """Something that is wrong with code of ours on a release."""
-
     file: str
     """Of ours, or the patched one; "" for a Relies-On line."""
     line: int
@@ -73,11 +71,6 @@ class Pin:
 
 
 def read_pin(paths: Paths) -> Pin:
-    """Read the pin.
-
-    Raises:
-        ToolError: no file is ours, or the type checker does not get to the end.
-    """
     files = our_modules(paths.root)
     tree = ensure_pristine(load_lock(paths.lock).vllm, paths)
     series, folder = load_series(paths.patches(VENDORED)), paths.build / "contract/pin"
@@ -88,11 +81,7 @@ def read_pin(paths: Paths) -> Pin:
 
 
 def our_modules(root: Path) -> tuple[str, ...]:
-    """Our modules in the wheel, which are found as its build finds them.
-
-    Raises:
-        ToolError: there are none.
-    """
+    """Our modules in the wheel, which are found as its build finds them."""
     vendored = [f"{VENDORED}/{path}" for path in files_of_ours(root / VENDORED)]
     ours = {*vendored} - ignored_in(root, vendored)
     if not ours:
@@ -179,7 +168,6 @@ def uncalled(
 
 
 def status_of(found: Sequence[Finding]) -> PatchStatus:
-    """Return the status that a release gets for what does not fit."""
     if not found:
         return PatchStatus.UNTOUCHED
     return PatchStatus.VANISHED if not found[0].file else PatchStatus.MISFIT
@@ -210,11 +198,6 @@ def lay_out(
 
 
 def type_check(root: Path, files: Sequence[str]) -> tuple[Finding, ...]:
-    """Run mypy on some files of a tree.
-
-    Raises:
-        ToolError: mypy did not get to the end.
-    """
     with tempfile.TemporaryDirectory() as name:
         configuration = Path(name) / "mypy.ini"
         configuration.write_text(CONFIGURATION)

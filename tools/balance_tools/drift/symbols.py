@@ -29,7 +29,6 @@ class Modules:
         return self._parsed[path]
 
     def module_path(self, dotted: str) -> str | None:
-        """Return the file of a module, relative to the tree."""
         base = dotted.replace(".", "/")
         for path in (f"{base}.py", f"{base}/__init__.py"):
             if (self.tree / path).is_file():
@@ -61,7 +60,6 @@ class Modules:
 
 
 def module_of(file: str) -> str:
-    """Return the dotted name of a file's module."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

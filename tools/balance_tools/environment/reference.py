@@ -36,9 +36,6 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 
     A changed wheel with the same requirements takes a second, a new environment one or
     two minutes.
-
-    Raises:
-        ToolError: pip failed, or what runs in it would fail on this machine.
     """
     if (length := len(os.fsencode(tempfile.gettempdir()))) > LONGEST_TMPDIR:
         raise ToolError(
@@ -73,17 +70,11 @@ def make_env(paths: Paths, wheel: Path) -> Path:
 
 
 def group_requirements(pyproject: Path, group: str) -> list[str]:
-    """The requirements of a dependency group."""
     data = tomlkit.parse(pyproject.read_text(encoding="utf-8")).unwrap()
     return [str(line) for line in data["dependency-groups"][group]]
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Let the tools' pip work on another environment; it must succeed.
-
-    Raises:
-        ToolError: with the reason that pip gives.
-    """
     command = [sys.executable, "-m", "pip", "--python", str(python)]
     command += ["--disable-pip-version-check", *arguments]
     if sys.stderr.isatty():
@@ -97,12 +88,11 @@ def pip(python: Path, *arguments: str) -> None:
     if failed:
         raise ToolError(
             f"{python}: expected pip to do {arguments[0]!r}, found that it failed: "
-            f"{reason}; mend that and run this again"
+            f"{reason}; fix that and run this again"
         )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `env`."""
     paths = Paths.find()
     print(make_env(paths, build_wheel(paths, Choice(), paths.dist)))
     return 0

@@ -85,7 +85,6 @@ class Cursor:
     head: ast.AST | None = None
 
     def field(self, name: str) -> tuple[str, tuple[Level, ...]]:
-        """Return scope and path of the list that is in field `name` of the node."""
         if isinstance(self.node, DEFINITIONS) and name == "body":
             return join_scope(self.scope, self.node.name), ()
         if isinstance(self.node, ast.Module):
@@ -97,7 +96,6 @@ class Cursor:
         return self.scope, (*self.path, Level(element(owner), name))
 
     def child(self, name: str, node: ast.AST) -> Cursor:
-        """Return the cursor of a node in field `name`."""
         if name == "orelse" and self._has_elif():
             return Cursor(self.scope, self.path, node, self.head or self.node)
         return Cursor(*self.field(name), node)

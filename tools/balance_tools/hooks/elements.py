@@ -24,8 +24,6 @@ _KNOWN: WeakKeyDictionary[ast.AST, Element] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Element:
-    """What identifies one node in a list of nodes."""
-
     kind: str
     """Name of the syntax class, such as `Assign`."""
     text: str
@@ -57,7 +55,6 @@ def similarity(one: Element, other: Element) -> int:
 
 
 def element(node: ast.AST) -> Element:
-    """Return the element of a node (computed once for each)."""
     if (known := _KNOWN.get(node)) is None:
         known = _KNOWN[node] = _element(node)
     return known
@@ -172,7 +169,6 @@ def _walk(nodes: tuple[ast.AST, ...]) -> Iterator[ast.AST]:
 
 
 def join_scope(scope: str, name: str) -> str:
-    """Return the qualified name of a definition inside `scope`."""
     return f"{scope}.{name}" if scope else name
 
 

@@ -41,8 +41,6 @@ _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 @dataclass(frozen=True)
 class Hook:
-    """Where a hook belongs, and its code."""
-
     old: Gap
     """The gap in the base."""
     new: Gap
@@ -67,16 +65,11 @@ def first_line(gap: Gap) -> int:
 
 
 def dumps(nodes: Nodes) -> tuple[str, ...]:
-    """Return the nodes without formatting and line numbers."""
     return tuple(map(ast.dump, nodes))
 
 
 def hooks_between(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
-    """Return the hooks that turn `base` into `patched`, in the order of the lines.
-
-    Raises:
-        ToolError: one of the two is not valid Python, or code is taken out.
-    """
+    """Return the hooks that turn `base` into `patched`, in the order of the lines."""
     old, new = parse_module(base, name), parse_module(patched, name)
     return [_hook(found, old, name) for found in ast_differences(old, new)]
 
@@ -144,7 +137,6 @@ class Place:
 
 
 def _quoted(neighbour: Element | None) -> str:
-    """Return the first line of a neighbour for a message."""
     if neighbour is None:
         return "the edge of the block"
     first = neighbour.text.splitlines()[0]
@@ -152,11 +144,6 @@ def _quoted(neighbour: Element | None) -> str:
 
 
 def locate(hook: Hook, tree: ast.AST) -> Place:
-    """Find the one gap of `tree` that the hook belongs into.
-
-    Raises:
-        ToolError: the reason why there is none.
-    """
     scope, neighbours = hook.scope or "the module", hook.neighbours
     everywhere = list(gaps(tree, hook.scope))
     if not everywhere:
@@ -222,7 +209,6 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
 
 
 def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
-    """Say which neighbours upstream has changed."""
     return tuple(
         f"in {hook.scope or 'the module'}, {_quoted(wanted)} is now "
         f"{_quoted(element(node) if node else None)}"

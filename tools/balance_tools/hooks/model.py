@@ -28,20 +28,16 @@ class PatchStatus(Enum):
 
     @property
     def needs_human(self) -> bool:
-        """Whether a person must decide before the rebase can go on."""
         return self.exit_code != 0
 
 
 def worst(statuses: Iterable[PatchStatus]) -> PatchStatus:
-    """Return the worst status."""
     order = list(PatchStatus)
     return max(statuses, key=order.index, default=PatchStatus.UNTOUCHED)
 
 
 @dataclass(frozen=True)
 class HookResult:
-    """What became of one hook of a patch."""
-
     path: str
     """The file, relative to the tree."""
     scope: str
@@ -58,8 +54,6 @@ class HookResult:
 
 @dataclass(frozen=True)
 class PatchResult:
-    """What became of one patch."""
-
     package: str
     name: str
     status: PatchStatus
@@ -74,15 +68,12 @@ class PatchResult:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why a person must decide; empty if nobody must."""
         bad = (f"{h.path}: {h.note}" for h in self.hooks if h.status.needs_human)
         return (*bad, *self.notes) if self.status.needs_human else ()
 
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """What becomes of one file of a patch."""
-
     path: str
     content: bytes | None
     """The new content, without what could not be placed; None if the file is gone."""

@@ -39,12 +39,8 @@ def decide(
 ) -> FileVerdict:
     """Return what becomes of one file.
 
-    Args:
-        path: of the file in the tree.
-        base: old upstream with the patches before this one.
-        patched: the same with this patch.
-        upstream: new upstream with the patches before this one; None if it is gone.
-        release: what new upstream is called.
+    `base` is old upstream with the patches before this one, `patched` with this one,
+    too; `upstream` is the new one with those before, None if the file is gone.
     """
     if upstream is None:
         note = f"{path} is gone in {release}"
@@ -94,11 +90,6 @@ def decide(
 
 
 def _whole_hooks(path: str, base: bytes, patched: bytes) -> list[Hook]:
-    """Return the hooks of a patch.
-
-    Raises:
-        ToolError: it does more than add code.
-    """
     hooks = hooks_between(base, patched, path)
     own = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
     if with_insertions(base, own) != patched:
@@ -118,11 +109,7 @@ def _result(
 def _proven(
     placed: Sequence[tuple[Hook, Place]], tree: ast.Module, content: bytes, path: str
 ) -> dict[Gap, int]:
-    """Return the line of each gap in `content`, which is `tree` with the hooks.
-
-    Raises:
-        ToolError: the hooks are not what is new in it, each in its gap.
-    """
+    """Return the line of each gap in `content`, which is `tree` with the hooks."""
     found = ast_differences(tree, parse_module(content, path))
     new = {one.old: dumps(one.new.inside) for one in found}
     if new != {place.gap: hook.code for hook, place in placed}:
@@ -139,9 +126,6 @@ def insertion(
     """Return what puts a hook into a gap of `upstream`: the line before it, and lines.
 
     The hook is one of those that turned `base` into `patched`.
-
-    Raises:
-        ToolError: the place shares its line with other code.
     """
     lines = split_lines(upstream)
     indent = _indent_change(hook.old, gap, split_lines(base), lines)
@@ -151,7 +135,6 @@ def insertion(
 
 
 def with_insertions(upstream: bytes, insertions: Sequence[tuple[int, Lines]]) -> bytes:
-    """Return `upstream` with the lines of some insertions."""
     lines, edits = split_lines(upstream), sorted(insertions, key=itemgetter(0))
     for start, new in reversed(edits):
         lines[start:start] = new
@@ -159,11 +142,7 @@ def with_insertions(upstream: bytes, insertions: Sequence[tuple[int, Lines]]) ->
 
 
 def span(nodes: Sequence[ast.AST | None]) -> tuple[int, int]:
-    """Return the 0-based first line of the nodes and the line behind the last one.
-
-    Raises:
-        ToolError: the nodes have no line of their own.
-    """
+    """Return the 0-based first line of the nodes and the line behind the last one."""
     starts, ends = [], []
     for node in nodes:
         for part in (node, *getattr(node, "decorator_list", ())):
@@ -219,7 +198,6 @@ def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
 
 
 def _line_of(gap: Gap, chunk: Chunk, lines: list[bytes]) -> int:
-    """Return the line before which the chunk goes."""
     start, end = _around(gap, lines)
     here, (_, before, after) = tuple(lines[start:end]), chunk
     _check_line_is_whole(gap, lines)

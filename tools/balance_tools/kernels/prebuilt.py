@@ -29,8 +29,6 @@ OPERATORS = f"{PACKAGE}/_cann_ops_custom/"
 
 @dataclass(frozen=True)
 class KernelWheel:
-    """A verified kernel wheel and what was found in it."""
-
     artifact: Artifact
     path: Path
     compiled: tuple[str, ...]
@@ -40,11 +38,6 @@ class KernelWheel:
 
 
 def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
-    """Prove that the kernels have the pinned csrc; returns the sdist of their release.
-
-    Raises:
-        ToolError: it is not, or the lock has no kernel wheels.
-    """
     if lock.kernel_sdist is None:
         raise ToolError(
             "upstream.toml: expected kernel wheels to be locked, found none, for "
@@ -73,12 +66,6 @@ def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
 
 
 def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWheel:
-    """Fetch the kernel wheel for an interpreter and a machine, and prove it.
-
-    Raises:
-        ToolError: there is none, it cannot be had, or it does not belong to the pinned
-            sources.
-    """
     sdist = prove_same_csrc(lock, paths)
     artifact = lock.kernel_wheel(python, arch)
     wheel = fetch(artifact, paths)
@@ -113,7 +100,6 @@ def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWhe
 
 
 def extract_kernels(wheel: KernelWheel, dest: Path) -> None:
-    """Write the compiled files below `dest`, as `dest/vllm_ascend/…`."""
     with zipfile.ZipFile(wheel.path) as archive:
         for name in wheel.compiled:
             path = Path(archive.extract(name, dest))
@@ -123,11 +109,7 @@ def extract_kernels(wheel: KernelWheel, dest: Path) -> None:
 
 
 def stage_kernels(paths: Paths, lock: Lock, choice: Choice, device_type: str) -> None:
-    """Fetch, prove and unpack the kernels of one wheel where the build looks for them.
-
-    Raises:
-        ToolError: as `fetch_kernels`, or their build generated what ours would not.
-    """
+    """Unpack proven kernels of one wheel where the build looks for them."""
     kernels = fetch_kernels(paths, lock, choice.python, choice.arch)
     if kernels.generated != {BUILD_INFO: build_info_text(device_type).encode()}:
         raise ToolError(

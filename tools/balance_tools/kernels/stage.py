@@ -43,7 +43,6 @@ class Stage:
 
     @property
     def manifest_path(self) -> Path:
-        """The manifest of the folder."""
         return self.folder.with_name(self.folder.name + ".json")
 
     def made_from(self) -> Mapping[str, str] | None:
@@ -53,7 +52,6 @@ class Stage:
         return known.inputs if fits and known.describes(self.folder) else None
 
     def clear(self) -> None:
-        """Remove the kernels, so that a run that is stopped leaves none."""
         self.manifest_path.unlink(missing_ok=True)
         remove_tree(self.folder)
 
@@ -69,9 +67,6 @@ def stage_of(
     """The stage of the kernels of one wheel; None for a wheel without.
 
     `device_type` is that of prebuilt kernels; else the sources know it for the chip.
-
-    Raises:
-        ToolError: the chip is unknown, or no kernel wheel is locked.
     """
     folder = paths.build / "kernels"
     if choice.from_source:
@@ -92,11 +87,7 @@ def build_info_text(device_type: str) -> str:
 
 
 def add_kernels(stage: Stage, wheel_root: Path) -> None:
-    """Copy staged kernels into an unpacked wheel and generate what their build does.
-
-    Raises:
-        ToolError: they are not staged.
-    """
+    """Copy staged kernels into an unpacked wheel and generate what their build does."""
     if stage.made_from() is None:
         raise ToolError(
             f"{stage.folder}: expected the kernels of the wheel here, found none or "
@@ -113,9 +104,6 @@ def known_socs(pristine: Path) -> dict[str, str]:
 
     The short names (`910b`) are left out: csrc/build_aclnn.sh does not know them and
     would build no operators, without an error.
-
-    Raises:
-        ToolError: upstream has moved the table.
     """
     path = pristine / "setup.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -129,11 +117,6 @@ def known_socs(pristine: Path) -> dict[str, str]:
 
 
 def device_of(soc: str, pristine: Path) -> str:
-    """The device type that the plugin's build gives this chip.
-
-    Raises:
-        ToolError: it knows no such chip.
-    """
     known = known_socs(pristine)
     if re.fullmatch(rf"{OPEN_FAMILY}[a-z0-9_]*", soc):
         return OPEN_DEVICE

@@ -41,8 +41,6 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What the kernels are compiled with."""
-
     definitions: Mapping[str, str]
     """Variables of CMakeLists.txt: the `python3` on PATH, and folders."""
     description: str
@@ -53,9 +51,6 @@ def find_toolchain(pristine: Path, choice: Choice) -> Toolchain:
     """What the environment has for compiling the kernels of `choice`.
 
     `pristine` is the plugin's unpacked sdist, which says which versions it needs.
-
-    Raises:
-        ToolError: it is for another machine, Python, CANN or PyTorch, or has none.
     """
     python = ask_python3()
     if "failed" in python:
@@ -94,9 +89,6 @@ def ask_python3() -> dict[str, Any]:
     """What the `python3` on PATH says of itself, which upstream's build calls.
 
     The tools' own environment is not it, although make starts them from there.
-
-    Raises:
-        ToolError: there is none that runs.
     """
     try:
         facts: dict[str, Any] = json.loads(_says("python3", "-c", PROBE))
@@ -109,7 +101,6 @@ def ask_python3() -> dict[str, Any]:
 
 
 def _value(path: Path, key: str) -> str | None:
-    """The value of `key=value` in a file of such lines; None if it is not there."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = re.search(rf"^\s*{key}\s*=\s*(.*?)\s*$", text, re.MULTILINE)
     return found[1] if found else None

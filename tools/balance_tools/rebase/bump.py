@@ -15,7 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.answers import answers_markdown
+from balance_tools.rebase.advisories import answers_markdown
 from balance_tools.rebase.limits import limits_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.merge import Merged, write_merged
@@ -29,8 +29,6 @@ PACKAGE = "vllm"
 
 
 class Judged(NamedTuple):
-    """What a bump would do."""
-
     every: Sequence[Moved]
     """The moved series of each package; empty where upstream has another layout."""
     wrong: Sequence[Finding]
@@ -38,18 +36,15 @@ class Judged(NamedTuple):
 
     @property
     def results(self) -> list[PatchResult]:
-        """The result of every patch, in order."""
         return [result for moved in self.every for result in moved.results]
 
     @property
     def placed(self) -> bool:
-        """Whether every hook has a place."""
         worst_one = worst(moved.status for moved in self.every)
         return bool(self.every) and not worst_one.needs_human
 
     @property
     def status(self) -> PatchStatus:
-        """The worst status of a patch, or that of what does not fit."""
         if self.wrong:
             return status_of(self.wrong)
         return worst(moved.status for moved in self.every)
@@ -62,9 +57,6 @@ def judge(
 
     The patches move one by one; then the new series, as quilt writes it into `folder`,
     which is replaced, is applied to the new tree and compared.
-
-    Raises:
-        ToolError: the series cannot be read, or upstream has another layout.
     """
     every = move_all(paths, lock, own)
     remove_tree(folder)
@@ -86,16 +78,6 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     Everything is judged, and written below build/rebase/VERSION; only where nobody
     must decide, the last step puts it in place: in lines/NAME, or for the pin where
     `name` is "". Whatever ends it before, it can be run again.
-
-    Args:
-        paths: of the repository.
-        lock: what to move to.
-        dry_run: leave the last step out.
-        name: of the line, which may have patches that a person wrote.
-
-    Raises:
-        ToolError: the series cannot be read, or git does not have what the bump would
-            replace.
     """
     line = Line(paths.root / "lines" / name) if name else _line_of(paths, lock)
     if not (dry_run or name):
@@ -138,7 +120,6 @@ def _ask(
     merged: Merged,
     name: str,
 ) -> None:
-    """Say what a person must decide, and where."""
     for moved in every:
         for result in moved.results:
             if not result.status.needs_human:
@@ -163,7 +144,6 @@ def _ask(
 
 
 def _replace_pin(paths: Paths, folder: Path, lock: Lock, line: Line | None) -> None:
-    """Put the new series and the lock in place; a line for that release has no use."""
     for package in lock.packages:
         target = paths.patches(package)
         copy = target.with_name(f".{package}.new")
@@ -189,7 +169,7 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
     if found.status:
         raise ToolError(
             f"{paths.root}: expected git to say what is committed, for a bump replaces "
-            f"it, found {found.tail}; mend that, and run this again"
+            f"it, found {found.tail}; fix that, and run this again"
         )
     rows = [row[3:] for row in found.text.splitlines()]
     if changed := [*dict.fromkeys([*rows, *edited(paths.root, *names)])]:

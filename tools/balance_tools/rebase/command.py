@@ -28,7 +28,6 @@ VERBS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verbs and their arguments."""
     parser.prog = "tools/rebase.sh"
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add = {}
@@ -63,7 +62,6 @@ def _name(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one verb."""
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
     does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
     with exclusive(paths.build / "rebase" / ".lock"):

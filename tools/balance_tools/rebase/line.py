@@ -33,12 +33,10 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
         return self.folder.name
 
     @property
     def lock(self) -> Lock:
-        """The lock of its releases."""
         return load_lock(self.folder / LOCK_NAME)
 
     @property
@@ -52,17 +50,11 @@ class Line:
 
 
 def all_lines(paths: Paths) -> list[Line]:
-    """Return every line of the repository."""
     locks = sorted(paths.root.glob(f"lines/*/{LOCK_NAME}"))
     return [Line(lock.parent) for lock in locks]
 
 
 def find_line(paths: Paths, name: str) -> Line:
-    """Return a line of the repository.
-
-    Raises:
-        ToolError: there is none of this name.
-    """
     known = {line.name: line for line in all_lines(paths)}
     if name not in known:
         raise ToolError(
@@ -73,7 +65,6 @@ def find_line(paths: Paths, name: str) -> Line:
 
 
 def move_all(paths: Paths, lock: Lock, own: Own) -> list[Moved]:
-    """Move the pin's series of every package to the releases of `lock`."""
     return [
         move_series(
             package,
@@ -100,12 +91,7 @@ def write_line(paths: Paths, line: Line, lock: Lock, moved: Iterable[Moved]) -> 
 
 
 def derive(paths: Paths, line: Line) -> Path:
-    """Make the whole series of a line below build/; returns the folder with it.
-
-    Raises:
-        ToolError: a derived patch needs a decision, or a patch of its own does not
-            follow the pin's.
-    """
+    """Make the whole series of a line below build/; returns the folder with it."""
     check_own(paths, line)
     lock, folder = line.lock, paths.build / "rebase" / f"line-{line.name}"
     for moved in move_all(paths, lock, line.own):
@@ -125,9 +111,6 @@ def check_own(paths: Paths, line: Line, unfinished: bool = False) -> None:
     """Check that the patches of a line follow those of the pin.
 
     In an `unfinished` line a patch that a person just wrote need not say so.
-
-    Raises:
-        ToolError: one does not, or the pin has no patch of its name.
     """
     for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))

@@ -37,11 +37,7 @@ class Undecided:
     """What the pinned and the new release are called."""
 
     def merged(self) -> tuple[bytes, int]:
-        """The three files as one, and how many conflicts are marked in it.
-
-        Raises:
-            ToolError: git is not installed, or cannot merge them.
-        """
+        """The three files as one, and how many conflicts are marked in it."""
         old, new = self.releases
         files = {self.patch: self.patched, old: self.base, new: self.new}
         with tempfile.TemporaryDirectory() as folder:
@@ -63,11 +59,6 @@ Merged = dict[tuple[str, str], list[str]]
 
 
 def write_merged(undecided: Iterable[Undecided], folder: Path) -> Merged:
-    """Write each merged file into `folder`, which is replaced.
-
-    Raises:
-        ToolError: a file cannot be merged.
-    """
     remove_tree(folder)
     said: Merged = {}
     for one in undecided:

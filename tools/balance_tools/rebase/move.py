@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.advisories.table import is_mended
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, PatchStatus, worst
@@ -26,6 +25,7 @@ from balance_tools.series.apply import (
     patched_files,
     patched_steps,
 )
+from balance_tools.series.mended import is_mended
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 
 NO_CLEAR_PLACE = (PatchStatus.CONFLICT, PatchStatus.TARGET_DELETED)
@@ -38,8 +38,6 @@ out.
 
 @dataclass(frozen=True)
 class Moved:
-    """The series of one package on new upstream."""
-
     package: str
     series: Series
     """The series before the move."""
@@ -62,12 +60,7 @@ class Moved:
         return worst(one.status for one in self.results if not one.dropped)
 
     def write(self, folder: Path) -> None:
-        """Write the new series into `folder`, which is replaced.
-
-        Raises:
-            ToolError: it does not give the files that were proven; a fault of these
-                tools.
-        """
+        """Write the new series into `folder`, which is replaced."""
         remove_tree(folder)
         folder.mkdir(parents=True)
         for name, raw in self.texts.items():
@@ -92,9 +85,6 @@ def move_series(
     """Move a series from one tree of upstream to another; nothing is written.
 
     `version` is that of the new tree: a patch that it has no need of is left out.
-
-    Raises:
-        ToolError: it does not apply to the old tree.
     """
     own = own or {}
     results: list[PatchResult] = []
@@ -162,7 +152,6 @@ def _read(tree: Path, now: Files, path: str) -> bytes | None:
 
 
 def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
-    """What a patch that a person wrote makes of one file."""
     try:
         content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
     except ToolError as error:

@@ -13,7 +13,7 @@ from balance_tools.advisories.table import AdvisoryState
 from balance_tools.contract.fit import Finding, read_pin
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.rebase.answers import answers_there
+from balance_tools.rebase.advisories import answers_there
 from balance_tools.rebase.bump import PACKAGE, Judged, judge
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
@@ -22,11 +22,7 @@ from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 
 def releases(wanted: str) -> list[Artifact]:
-    """Return the sdists of every final release in a range `A..B`, oldest first.
-
-    Raises:
-        ToolError: that is no range, the index cannot be asked, or has no such release.
-    """
+    """Return the sdists of every final release in a range `A..B`, oldest first."""
     first, _, last = wanted.partition("..")
     try:
         versions = SpecifierSet(f">={first},<={last}", prereleases=False)

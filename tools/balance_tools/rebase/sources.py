@@ -16,11 +16,6 @@ from balance_tools.upstream.resolve import resolve
 
 
 def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
-    """Return the folder with the files of an sdist.
-
-    Raises:
-        ToolError: it has not the package where the series expects it.
-    """
     tree = ensure_pristine(artifact, paths)
     if not (tree / package).is_dir():
         found = sorted(path.name for path in tree.iterdir())
@@ -33,11 +28,6 @@ def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
 
 
 def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:
-    """Return the lock of two releases; without `ascend`, that of vllm-ascend stays.
-
-    Raises:
-        ToolError: a release cannot be found.
-    """
     wanted, new = (vllm, ascend or lock.vllm_ascend.version), lock
     if wanted != (lock.vllm.version, lock.vllm_ascend.version):
         new = resolve(*wanted, Index())
@@ -47,11 +37,6 @@ def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:
 def by_archive(
     paths: Paths, lock: Lock, vllm: Path | None, ascend: Path | None
 ) -> Lock:
-    """Return the lock of local sdists; a package without one keeps its release.
-
-    Raises:
-        ToolError: an archive is not usable.
-    """
     if vllm:
         lock = replace(lock, vllm=_cached(paths, "vllm", vllm))
     if ascend:  # its kernels are not known
@@ -60,11 +45,6 @@ def by_archive(
 
 
 def artifact_of(archive: Path) -> Artifact:
-    """Return the lock's entry for a local sdist.
-
-    Raises:
-        ToolError: it is not there, or its name is not that of an sdist.
-    """
     release = release_of(archive.name)
     if release is None or not archive.is_file():
         raise ToolError(

@@ -27,8 +27,6 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of one upstream, in order."""
-
     directory: Path
     patches: tuple[Patch, ...]
 
@@ -42,10 +40,6 @@ def load_series(directory: Path) -> Series:
     """Load the patches that `directory/series` lists, in order.
 
     Comments (`#`) and empty lines are skipped.
-
-    Raises:
-        ToolError: there is no such file, a line has options, a name occurs twice or
-            leaves the directory, or a patch is missing or cannot be parsed.
     """
     listing = directory / SERIES
     if not listing.is_file():
@@ -77,21 +71,12 @@ def load_series(directory: Path) -> Series:
 
 
 def patched_files(series: Series, tree: Path) -> dict[str, bytes]:
-    """Return what every touched file of `tree` becomes; nothing is written.
-
-    Raises:
-        ToolError: a hunk does not apply at exactly its line.
-    """
+    """Return what every touched file of `tree` becomes; nothing is written."""
     steps = patched_steps(series, tree)
     return {path: text for _, _, after in steps for path, text in after.items()}
 
 
 def patched_steps(series: Series, tree: Path) -> Iterator[tuple[Patch, Files, Files]]:
-    """Yield each patch with its files before it and after it.
-
-    Raises:
-        ToolError: a hunk does not apply at exactly its line.
-    """
     now: dict[str, bytes] = {}
     for patch in series.patches:
         before: dict[str, bytes] = {}
@@ -108,11 +93,7 @@ def patched_steps(series: Series, tree: Path) -> Iterator[tuple[Patch, Files, Fi
 
 
 def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
-    """Apply one file's hunks to its content; None stands for "no such file".
-
-    Raises:
-        ToolError: a hunk does not apply at exactly its line.
-    """
+    """Apply one file's hunks to its content; None stands for "no such file"."""
     if old is None:
         raise ToolError(
             f"{where}: the patch changes this file, but it does not exist; rebase the "
@@ -145,11 +126,6 @@ def _text(line: bytes) -> str:
 
 
 def diff_file(path: str, old: bytes, new: bytes) -> bytes:
-    """Return the diff of one file; b"" if equal.
-
-    Raises:
-        ToolError: GNU diff is missing, or the content is binary.
-    """
     command = ["diff", f"-U{CONTEXT_LINES}"]
     with tempfile.TemporaryDirectory() as name:
         for prefix, content in (("a", old), ("b", new)):
@@ -173,7 +149,6 @@ def export_series(series: Series, tree: Path) -> dict[str, bytes]:
 
 
 def patch_text(patch: Patch, before: Files, after: Files) -> bytes:
-    """Return the text of a patch that turns the files `before` into those `after`."""
     paths = sorted(after, key=str.encode)
     diffs = (diff_file(path, before[path], after[path]) for path in paths)
     return patch.header.raw + b"".join(diffs)

@@ -36,7 +36,6 @@ REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 
 
 def lint_files(series: Series) -> Iterator[str]:
-    """Yield what is wrong with the folder: patches without order, stray files."""
     listed = {patch.name for patch in series.patches} | {SERIES}
     directory = series.directory
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -51,7 +50,6 @@ def lint_files(series: Series) -> Iterator[str]:
 
 
 def lint_patch(patch: Patch, where: str) -> Iterator[str]:
-    """Yield what is wrong with the DEP-3 header, and with the text of the diff."""
     header = patch.header
     for name in REQUIRED:
         if not header.get(name):
@@ -73,7 +71,6 @@ def lint_patch(patch: Patch, where: str) -> Iterator[str]:
 
 
 def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
-    """Yield where the series as a whole changes more than it may."""
     for tag, most in limits.items():
         free = SECURITY if tag == ADDED else ()
         count = sum(p.count(tag) for p in series.patches if not p.name.startswith(free))
@@ -86,11 +83,6 @@ def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
 
 
 def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
-    """Yield what is wrong once the series is applied to its pristine tree.
-
-    Raises:
-        ToolError: the series does not apply.
-    """
     for patch, _, after in patched_steps(series, tree):
         where = series.directory / patch.name
         for file in patch.files:
@@ -107,7 +99,6 @@ def lint_in_place(series: Series, tree: Path) -> Iterator[str]:
 
 
 def lint_series(series: Series, limits: Limits, tree: Path) -> list[str]:
-    """Return every broken rule of one series on its pristine tree, a sentence each."""
     problems = [*lint_files(series), *lint_limits(series, limits)]
     for patch in series.patches:
         problems += lint_patch(patch, str(series.directory / patch.name))
@@ -115,7 +106,6 @@ def lint_series(series: Series, limits: Limits, tree: Path) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `lint-series`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     problems: list[str] = []

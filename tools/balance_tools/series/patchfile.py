@@ -23,17 +23,13 @@ _NO_NEWLINE = "\\"
 
 @dataclass(frozen=True)
 class Header:
-    """The DEP-3 header."""
-
     raw: bytes
 
     @cached_property
     def fields(self) -> Message:
-        """Its fields, whose names may be of any case."""
         return message_from_string(self.raw.decode("utf-8", "replace"))
 
     def get(self, name: str) -> str | None:
-        """Return the first value of a field, or None where the field is missing."""
         value = self.fields.get(name)
         return None if value is None else str(value)
 
@@ -93,15 +89,12 @@ class FilePatch:
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of a series."""
-
     name: str
     raw: bytes
     header: Header
     files: tuple[FilePatch, ...]
 
     def count(self, tag: str) -> int:
-        """Return the number of lines that are ADDED or REMOVED."""
         return sum(found == tag for _, found, _ in self.changes)
 
     @property
@@ -117,12 +110,6 @@ class Patch:
 
 
 def parse_patch(name: str, raw: bytes) -> Patch:
-    """Parse one patch file.
-
-    Raises:
-        ToolError: it is no unified diff of text files inside of the tree, each of
-            which it changes once.
-    """
     body = _BODY.search(raw)
     start = body.start() if body else len(raw)
     # latin-1 maps every byte to one character and back: content stays exact. Only

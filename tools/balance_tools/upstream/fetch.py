@@ -19,9 +19,6 @@ def fetch(artifact: Artifact, paths: Paths) -> Path:
     """The path of a locked file, which is fetched when the cache lacks it.
 
     The file is verified each time, also when it was cached.
-
-    Raises:
-        ToolError: no source delivers it.
     """
     cached = paths.cached(artifact.sha256, artifact.filename)
     with exclusive(cached.parent / ".lock"):

@@ -47,8 +47,6 @@ class BrokenError(SourceError):
 
 @dataclass(frozen=True)
 class Link:
-    """A file that a source lists."""
-
     source: Source
     filename: str
     url: str
@@ -61,7 +59,6 @@ class Link:
 
     @property
     def release(self) -> tuple[str, Version | None]:
-        """Project and version that the file name says; "" where it says none."""
         return release_of(self.filename) or ("", None)
 
 
@@ -79,8 +76,6 @@ class _Adapter(HTTPAdapter):
 
 
 class Index:
-    """The sources of pip's configuration."""
-
     def __init__(self) -> None:
         self._settings = pip_settings()
         self.sources = self._settings.sources

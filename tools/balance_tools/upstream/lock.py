@@ -42,8 +42,6 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """One file of an upstream release."""
-
     project: str
     """Normalised project name, as the index spells it: `vllm-ascend`."""
     version: str
@@ -56,8 +54,6 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Lock:
-    """Everything that is taken from upstream."""
-
     vllm: Artifact
     vllm_ascend: Artifact
     kernel_sdist: Artifact | None = None
@@ -65,15 +61,10 @@ class Lock:
 
     @property
     def packages(self) -> Mapping[str, Artifact]:
-        """Vendored package folder to the sdist it comes from."""
         return {"vllm": self.vllm, "vllm_ascend": self.vllm_ascend}
 
     def kernel_wheel(self, python: str, arch: str) -> Artifact:
-        """The kernel wheel for e.g. `cp311` and `x86_64`.
-
-        Raises:
-            ToolError: none is locked.
-        """
+        """The kernel wheel for e.g. `cp311` and `x86_64`."""
         names = [wheel.filename.split("-", 2)[2] for wheel in self.kernel_wheels]
         for wheel, name in zip(self.kernel_wheels, names, strict=True):
             if name.startswith(f"{python}-") and name.endswith(f"_{arch}.whl"):
@@ -86,7 +77,6 @@ class Lock:
 
 
 def load_lock(path: Path) -> Lock:
-    """Read and check a lock file."""
     if not path.exists():
         raise ToolError(
             f"{path}: expected the lock here, found no file; restore it from git"
@@ -95,7 +85,6 @@ def load_lock(path: Path) -> Lock:
 
 
 def parse_lock(text: str, name: str = "upstream.toml") -> Lock:
-    """Read a lock from its text; `name` is what errors call it."""
     try:
         data: Mapping[str, Any] = tomlkit.parse(text).unwrap()
     except TOMLKitError as error:
@@ -135,7 +124,6 @@ def _entries(artifact: Artifact) -> str:
 
 
 def _artifact(entry: Any, where: str) -> Artifact:
-    """Check one table of the lock; `where` names it in errors."""
     try:
         file = Artifact(**entry)
         release = (file.project, Version(file.version))

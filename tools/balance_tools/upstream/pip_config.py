@@ -18,15 +18,12 @@ from balance_tools.run import capture
 
 @dataclass(frozen=True)
 class Source:
-    """One place where files may be found."""
-
     setting: str
     """The name of the setting of pip that it comes from: `find-links`."""
     location: str
     """A URL or a path; may hold a password: never print it."""
 
     def __str__(self) -> str:
-        """The setting and the place, fit to be printed."""
         return f"{self.setting} ({without_secrets(self.location)})"
 
 
@@ -58,7 +55,6 @@ class PipSettings:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The places where pip looks, in the order in which we ask them."""
         wanted = {"find-links": self.options.get("find-links", "")}
         if self.options.get("no-index", "0").lower() in {"0", "false", "no", "off"}:
             wanted["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
@@ -71,11 +67,6 @@ class PipSettings:
 
 
 def pip_settings() -> PipSettings:
-    """Ask pip for its settings.
-
-    Raises:
-        ToolError: it cannot read its configuration.
-    """
     run = capture([sys.executable, "-m", "pip", "config", "list"])
     if run.status:
         raise ToolError(
@@ -95,7 +86,6 @@ def pip_settings() -> PipSettings:
 
 
 def local_path(location: str) -> Path:
-    """The path that a file URL or a path of pip's configuration means."""
     if location.startswith("file:"):
         return Path(url2pathname(urlsplit(location).path))
     return Path(location).expanduser()

@@ -40,10 +40,6 @@ def extract_sdist(archive: Path, dest: Path) -> None:
     """Unpack a .tar.gz whose single top folder becomes `dest`.
 
     `dest` appears complete or not at all. Owners and special mode bits are not kept.
-
-    Raises:
-        ToolError: the archive is broken, has another layout, or has a member that is
-            not a file or a folder below its top folder.
     """
     partial = dest.with_name(f".{dest.name}.partial")
     remove_tree(partial)

@@ -20,9 +20,6 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
     The kernel wheels are those of `ascend` itself or else of the release that it is a
     post-release of; when neither has any, the lock has no kernels.
-
-    Raises:
-        ToolError: the index lacks a version, or a source fails.
     """
     of_vllm, wanted = _version("vllm", vllm), _version("vllm-ascend", ascend)
     vllm_links = all_links(index, "vllm")
@@ -46,11 +43,7 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
 
 def all_links(index: Index, project: str) -> list[Link]:
-    """Every file of a project; of one name, the link of the first source that has it.
-
-    Raises:
-        ToolError: a source cannot be asked, for the answer would be a guess.
-    """
+    """Every file of a project; of one name, the first source's."""
     found: dict[str, Link] = {}
     for source in index.sources:
         try:

@@ -26,9 +26,6 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
 
     `lock` is copied to its upstream.toml, and `series`, a folder with the patches of
     each package, to its patches/; None is no patches.
-
-    Raises:
-        ToolError: git cannot list the files, or lists none.
     """
     refuse_missing(paths.root)
     other = Paths(folder)

@@ -29,8 +29,6 @@ from balance_tools.upstream.pristine import ensure_pristine
 
 @dataclass(frozen=True)
 class Package:
-    """One vendored package as it is on the disk and as it should become."""
-
     name: str
     artifact: Artifact
     series: Series
@@ -43,7 +41,6 @@ class Package:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What decides the content of the tree."""
         return {
             "project": self.artifact.project,
             "version": self.artifact.version,
@@ -53,7 +50,6 @@ class Package:
 
     @property
     def label(self) -> str:
-        """Name and version, for messages."""
         return f"{self.name} {self.artifact.version}"
 
     @property
@@ -66,7 +62,6 @@ class Package:
 
 
 def look(paths: Paths, lock: Lock, name: str) -> Package:
-    """Read the state of one vendored package."""
     tree, in_git = paths.vendored(name), (paths.root / ".git").exists()
     tracked = listed_by_git(paths.root, "--", name) if in_git else []
     return Package(
@@ -91,9 +86,6 @@ def vendor(
 
     Nothing is written when all is as it should be. A run that was stopped is finished
     by the next one.
-
-    Raises:
-        ToolError: something is in the way or fails.
     """
     refuse_missing(paths.root)
     with exclusive(paths.vendor_lock):
@@ -102,7 +94,6 @@ def vendor(
 
 
 def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
-    """Write one tree where it belongs, after it is certain that nothing is lost."""
     start, tree, name = time.monotonic(), package.tree, package.name
     pristine = ensure_pristine(package.artifact, paths)  # a build reads it, too
     if package.is_current:
@@ -187,13 +178,11 @@ def _named(package: Package, paths: Sequence[str]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `vendor`."""
     text = "overwrite upstream's files that were edited by hand"
     parser.add_argument("--discard-edits", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `vendor`."""
     paths = Paths.find()
     lock = load_lock(paths.lock)
     for line in vendor(

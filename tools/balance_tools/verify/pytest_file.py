@@ -15,8 +15,6 @@ SECONDS_A_FILE = 900
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run tests."""
-
     name: str
     """Its name in messages and in the names of logs."""
     python: Path
@@ -80,7 +78,6 @@ def read_junit(xml: Path, file: str) -> dict[str, str]:
 
 
 def count(results: Mapping[str, str]) -> str:
-    """Return how many results there are of each kind, as a person says it."""
     found = list(results.values())
     kinds = (PASSED, FAILED, SKIPPED)
     return ", ".join(f"{found.count(k)} {k}" for k in kinds if k in found) or "none"

@@ -44,17 +44,11 @@ class Candidate:
 
     @property
     def folder(self) -> Path:
-        """Where its wheels, tests and logs are."""
         return self.paths.build / "verify" / self.name
 
 
 def verify(candidate: Candidate) -> str:
-    """Verify a series, all of it, and return a report of a line for each setup.
-
-    Raises:
-        ToolError: a test that passes without the patches fails with them, or one of
-            our engine tests fails. Their output is in build/verify/NAME/logs.
-    """
+    """Verify a series, all of it, and return a report of a line for each setup."""
     with exclusive(candidate.folder / ".lock"):
         results = _run_all(candidate)
     ours = results.pop(OURS)
@@ -77,7 +71,6 @@ def verify(candidate: Candidate) -> str:
 
 
 def _run_all(candidate: Candidate) -> dict[str, Results]:
-    """Run every test; return the results of each setup by its name."""
     patched, plain = (
         make_checkout(candidate.paths, candidate.folder / name, candidate.lock, series)
         for name, series in (("patched", candidate.series), ("unpatched", None))
@@ -102,7 +95,6 @@ def _python(root: Paths, wheel: Path) -> Path:
 def _upstream(
     candidate: Candidate, root: Paths, wheels: Sequence[Path]
 ) -> Mapping[str, Results]:
-    """Run upstream's tests of the touched modules on both wheels."""
     copy, hub = candidate.folder / "upstream", candidate.folder / "hub"
     tree = ensure_pristine(load_lock(candidate.lock).vllm, candidate.paths)
     upstream.copy_tests(tree, copy)

@@ -35,14 +35,12 @@ SOURCE = "GitHub Advisories"
 
 
 def documents_of(plan: WheelPlan) -> dict[str, str]:
-    """By name: the text of each document of a wheel."""
     bill = bill_of(plan)
     made = {BILL: bill, VEX: vex_of(plan, bill), OPEN_VEX: open_vex_of(plan)}
     return {name: json.dumps(made[name], indent=1) + "\n" for name in made}
 
 
 def bill_of(plan: WheelPlan) -> Document:
-    """The bill of one wheel."""
     whole = _component(plan.settings.name, plan.version, plan.target.license)
     whole |= {"bom-ref": "wheel", "description": plan.settings.summary}
     parts = [_upstream(plan, package) for package in plan.target.packages]
@@ -85,7 +83,6 @@ def open_vex_of(plan: WheelPlan) -> Document:
 
 
 def purl(name: str, version: str) -> str:
-    """The address of a package of Python."""
     return f"pkg:pypi/{name}@{quote(version, safe='')}"
 
 

@@ -45,7 +45,6 @@ HERE = [choice for choice in ALL if choice in (Choice(), OF_THIS_PYTHON)]
 
 
 def build_wheel(paths: Paths, choice: Choice, out: Path) -> Path:
-    """Build one wheel into `out`; returns its path."""
     (wheel,) = build_wheels(paths, [choice], out)
     return wheel
 
@@ -109,7 +108,6 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `wheel`."""
     add, machine = parser.add_argument, platform.machine()
     add("--target", choices=TARGETS, default="reference", help="default: reference")
     text = "ascend; default: cp311, with kernels from source that of python3"
@@ -127,7 +125,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, and print the sha256 and the path of each wheel."""
     paths = Paths.find()
     choices = ALL if args.all else HERE if args.here else [choice_of(args)]
     for wheel in build_wheels(paths, choices, paths.dist):
@@ -136,11 +133,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
-    """The choice that the arguments of `wheel` make.
-
-    Raises:
-        ToolError: a chip is given for kernels that are not compiled here.
-    """
     choice = Choice(args.target, "cp311", args.arch, args.kernels, args.soc)
     if args.soc and not choice.from_source:
         raise ToolError(

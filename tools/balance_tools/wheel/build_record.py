@@ -81,7 +81,6 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
-    """The files in an unpacked wheel that this project wrote."""
     found = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
     for package in plan.target.packages:
         ours = files_of_ours(plan.paths.vendored(package))

@@ -68,7 +68,6 @@ def _write(
     metadata: Message,
     entry_points: EntryPoints,
 ) -> None:
-    """Write the dist-info by which `package` is imported."""
     info = folder / f"{package}-{metadata['Version']}.dist-info"
     info.mkdir(parents=True)
     wheel = Message()  # without it uv calls the environment broken
@@ -90,7 +89,6 @@ def _write(
 
 
 def render_entry_points(entry_points: EntryPoints) -> str:
-    """The text of an entry_points.txt, sorted."""
     lines: list[str] = []
     for group, entries in sorted(entry_points.items()):
         lines += [f"[{group}]", *(f"{k} = {v}" for k, v in sorted(entries.items())), ""]
@@ -98,7 +96,6 @@ def render_entry_points(entry_points: EntryPoints) -> str:
 
 
 def render_record(files: Iterable[tuple[str, Path]], record_name: str) -> str:
-    """The text of a RECORD: path, sha256 and size in bytes of each file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for name, path in files:

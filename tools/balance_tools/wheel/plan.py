@@ -21,7 +21,6 @@ from balance_tools.advisories.table import (
     Answer,
     Table,
     load_advisories,
-    patched_in,
 )
 from balance_tools.distribution import (
     SETTINGS_NAME,
@@ -38,6 +37,7 @@ from balance_tools.kernels.stage import Stage, stage_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, ignored_in
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.run import refuse_missing
+from balance_tools.series.mended import patched_in
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
@@ -72,8 +72,6 @@ UPSTREAM_LICENCES = {
 
 @dataclass(frozen=True)
 class WheelPlan:
-    """One wheel, before it is built."""
-
     paths: Paths
     choice: Choice
     settings: Settings
@@ -90,14 +88,12 @@ class WheelPlan:
 
     @property
     def answers(self) -> list[Answer]:
-        """What holds in this wheel for each published vulnerability."""
         release = Version(self.lock.vllm.version)
         patched = patched_in(self.paths.root, self.lock)
         return self.advisories.answers(release, patched)
 
     @property
     def version(self) -> str:
-        """The distribution's version, with the local label."""
         return self.version_of(self.target.packages[0])
 
     def version_of(self, package: str) -> str:
@@ -111,7 +107,6 @@ class WheelPlan:
 
     @property
     def filename(self) -> str:
-        """The file name of the wheel."""
         return "-".join((self.settings.name, self.version, *self.tag)) + ".whl"
 
     @property
@@ -124,7 +119,6 @@ class WheelPlan:
 
     @property
     def has_plugin(self) -> bool:
-        """Whether the wheel carries the plugin, and with it a dist-info for it."""
         return PLUGIN in self.target.packages
 
     @property
@@ -187,11 +181,7 @@ class WheelPlan:
 
 
 def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
-    """Path below licenses/ to source, for the packages in `pristine` (their sdists).
-
-    Raises:
-        ToolError: a file is missing.
-    """
+    """Path below licenses/ to source, for the packages in `pristine` (their sdists)."""
     found = {name: root / name for name in LICENCES}
     for package, folder in pristine.items():
         found |= {
@@ -208,11 +198,6 @@ def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
-    """Refuse a vendored tree that is not what the lock and the series say.
-
-    Raises:
-        ToolError: names the tree, or the file that is missing, edited or not known.
-    """
     for package in packages:
         tree = paths.vendored(package)
         manifest = Manifest.read(tree / MANIFEST_NAME)
@@ -240,11 +225,6 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
 
 
 def check_pair(lock: Lock) -> None:
-    """Check that the plugin is made for this vLLM, which its version says.
-
-    Raises:
-        ToolError: it is for another one.
-    """
     vllm, plugin = (Version(one.version) for one in (lock.vllm, lock.vllm_ascend))
     if vllm.release[:2] != plugin.release[:2]:
         raise ToolError(
@@ -254,7 +234,6 @@ def check_pair(lock: Lock) -> None:
 
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
-    """Work out what one wheel is to contain."""
     if shutil.which("git"):  # without it nobody knows what is tracked
         refuse_missing(paths.root)
     settings = load_settings(paths.root / SETTINGS_NAME)

@@ -26,15 +26,12 @@ REQUIREMENT_FILES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """One line of a list of requirements."""
-
     source: str
     """The list, for error messages: `vllm requirements/common.txt`."""
     requirement: Requirement
 
     @property
     def name(self) -> str:
-        """The normalised name of the package that is required."""
         return canonicalize_name(self.requirement.name)
 
 
@@ -46,7 +43,6 @@ def read_requirements(path: Path, source: str) -> list[Wanted]:
 
 
 def parse_requirement(line: str, source: str) -> Wanted:
-    """Read one line of `source`."""
     try:
         return Wanted(source, Requirement(line))
     except InvalidRequirement as error:
@@ -57,12 +53,7 @@ def parse_requirement(line: str, source: str) -> Wanted:
 
 
 def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
-    """The one list, sorted, a line for each package and environment marker.
-
-    Raises:
-        ToolError: two upstreams contradict each other, or a drop of distribution.toml
-            is not needed.
-    """
+    """The one list, sorted, a line for each package and environment marker."""
     groups: dict[str, list[Wanted]] = {}
     for want in wanted:
         groups.setdefault(want.name, []).append(want)
@@ -91,7 +82,6 @@ def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
 
 
 def _merge(group: Sequence[Wanted]) -> list[str]:
-    """The requirements of one package, one for each marker."""
     merged: dict[str, Requirement] = {}
     for want in group:
         marker = want.requirement.marker

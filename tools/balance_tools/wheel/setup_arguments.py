@@ -30,7 +30,6 @@ FILE_MODE, SCRIPT_MODE = 0o644, 0o755
 
 
 def setup_arguments(plan: WheelPlan) -> dict[str, Any]:
-    """The keyword arguments of setuptools.setup()."""
     os.environ["SOURCE_DATE_EPOCH"] = EPOCH
     upstream = plan.upstreams[plan.target.packages[0]]
     work = plan.paths.build / "wheel" / plan.choice.name
@@ -77,19 +76,13 @@ class OurDistribution(Distribution):
 
 
 class BinaryDistribution(OurDistribution):
-    """Makes setuptools treat the packages as tied to a platform."""
-
     def has_ext_modules(self) -> bool:
         """True, for the compiled files are not listed as extensions."""
         return True
 
 
 def wheel_command(plan: WheelPlan) -> type[bdist_wheel]:
-    """The bdist_wheel command for one plan."""
-
     class BalanceWheel(bdist_wheel):
-        """The bdist_wheel command that also adds our metadata."""
-
         def get_tag(self) -> tuple[str, str, str]:
             return plan.tag
 
@@ -127,7 +120,6 @@ def add_licences(plan: WheelPlan, dist_info: Path) -> None:
 
 
 def add_bill(plan: WheelPlan, dist_info: Path) -> None:
-    """Write the bill of materials into a dist-info, and the VEX beside it."""
     folder = dist_info / FOLDER
     folder.mkdir()
     for name, text in documents_of(plan).items():

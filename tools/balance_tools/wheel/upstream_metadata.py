@@ -13,17 +13,14 @@ from balance_tools.distribution import EntryPoints
 
 
 def upstream_metadata(pristine: Path, package: str) -> Distribution:
-    """What the extracted sdist `pristine` of `package` declares."""
     return Distribution.at(pristine / f"{package}.egg-info")
 
 
 def values_of(upstream: Distribution, header: str) -> list[str]:
-    """Every value of a header that may stand many times."""
     return [str(value) for value in upstream.metadata.get_all(header, [])]
 
 
 def entry_points_of(upstream: Distribution) -> EntryPoints:
-    """Its entry points, by group and name."""
     found: dict[str, dict[str, str]] = {}
     for point in upstream.entry_points:
         found.setdefault(point.group, {})[point.name] = point.value

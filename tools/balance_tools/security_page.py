@@ -17,13 +17,13 @@ from balance_tools.advisories.table import (
     Answer,
     Table,
     load_advisories,
-    patched_in,
 )
 from balance_tools.errors import ToolError
 from balance_tools.files import write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines
 from balance_tools.series.apply import load_series
+from balance_tools.series.mended import patched_in
 from balance_tools.text import read_text, table
 from balance_tools.upstream.lock import load_lock
 
@@ -40,11 +40,7 @@ TITLES = {
 
 
 def page(paths: Paths, text: str) -> str:
-    """The page `text` with its answer and its tables written anew.
-
-    Raises:
-        ToolError: it has no place for them.
-    """
+    """The page `text` with its answer and its tables written anew."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
     answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
@@ -62,7 +58,6 @@ def page(paths: Paths, text: str) -> str:
 
 
 def summary(pin: Sequence[Answer]) -> str:
-    """How many are in each state, and whether any of the worst is open."""
     is_open = [each for each in pin if each.state is AdvisoryState.OPEN]
     aided = [each.advisory for each in is_open if each.advisory.workaround]
     worst = [each for each in pin if each.advisory.severity.startswith(WORST)]
@@ -88,7 +83,6 @@ def _badness(one: Advisory) -> tuple[int, float]:
 
 
 def _tables(paths: Paths, known: Table, pin: Sequence[Answer]) -> str:
-    """Tables for the pin, by state, and for the lines."""
     lines, patches = [], _patches(paths)
     for state, (title, column) in TITLES.items():
         rows = [
@@ -111,7 +105,6 @@ def _link(one: Advisory) -> str:
 
 
 def _patches(paths: Paths) -> dict[str, str]:
-    """By advisory: a link to the patch that fixes it."""
     found: dict[str, str] = {}
     for package in load_lock(paths.lock).packages:
         for patch in load_series(paths.patches(package)).patches:
@@ -154,7 +147,6 @@ def _lines(paths: Paths, known: Table) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page."""
     paths = Paths.find()
     path = paths.root / PAGE_NAME
     write_atomically(path, page(paths, read_text(path)))

@@ -11,16 +11,15 @@ from balance_tools.advisories.table import (
     AdvisoryState,
     Answer,
     load_advisories,
-    patched_in,
 )
 from balance_tools.paths import Paths
 from balance_tools.rebase.move import Moved
+from balance_tools.series.mended import patched_in
 from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
 
 def answers_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Answer]:
-    """What would hold in a release of vLLM with the patches that were moved to it."""
     patched = {
         name
         for moved in every
@@ -33,7 +32,6 @@ def answers_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[An
 
 
 def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list[str]:
-    """The section of the report: what the bump closes, and what is left there."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pinned = lock.vllm.version
     before = known.answers(Version(pinned), patched_in(paths.root, lock))

@@ -1,1 +1,0 @@
-"""The page docs/reference.md, from parsers and sources."""
