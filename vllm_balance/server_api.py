@@ -162,14 +162,14 @@ class Endpoint:
                 "--disable-log-stats, and give the address of the server itself."
                 f"{self.way}"
             )
-        found = policies if has_gate else {"off"}
+        serving = policies if has_gate else {"off"}
         if self._before is not None:
             counts = counts.since(self._before)
             # Ranks report with their answers, and so some decisions after the switch.
-            found = {self.policy()}
+            serving = {self.policy()}
         self._counts = counts
-        if policy is not None and found != {policy}:
-            names = " and ".join(sorted(found)) or "none that has decided"
+        if policy is not None and serving != {policy}:
+            names = " and ".join(sorted(serving)) or "none that has decided"
             raise OtherPolicyError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."

@@ -105,14 +105,14 @@ def _link(one: Advisory) -> str:
 
 
 def _patches(paths: Paths) -> dict[str, str]:
-    found: dict[str, str] = {}
+    links: dict[str, str] = {}
     for package in load_lock(paths.lock).packages:
         for patch in load_series(paths.patches(package)).patches:
             link = (
                 f"[{patch.name.removesuffix('.patch')}](patches/{package}/{patch.name})"
             )
-            found |= dict.fromkeys(patch.header.advisories, link)
-    return found
+            links |= dict.fromkeys(patch.header.advisories, link)
+    return links
 
 
 def _said(answer: Answer, patches: dict[str, str]) -> str:

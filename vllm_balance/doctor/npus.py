@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from vllm_balance.doctor.lines import Diagnosis, Said, judged
+from vllm_balance.doctor.diagnosis import Diagnosis, Said, judged
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -46,7 +46,9 @@ def chips(machine: Machine) -> Said:
     if smi.problem:
         # Without it the server starts, and does not bind its processes to cores.
         missing = smi.problem.startswith("no ")
-        do = next(do for said, do in REPAIRS.items() if re.search(said, smi.problem))
+        do = next(
+            do for pattern, do in REPAIRS.items() if re.search(pattern, smi.problem)
+        )
         expected = "a table of the NPUs"
         yield judged(
             "npu-smi", smi.problem, expected, do, warn=missing, bad=not missing

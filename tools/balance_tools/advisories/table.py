@@ -128,12 +128,12 @@ def load_advisories(path: Path) -> Table:
             f"{path}: expected gathered = YYYY-MM-DD and entries [[advisory]], found "
             f"{gathered!r}; write the day until which advisories were gathered"
         )
-    found: dict[str, Advisory] = {}
+    advisories: dict[str, Advisory] = {}
     for number, entry in enumerate(entries, 1):
         one = _advisory(entry, f"{path}: advisory {number}")
-        if found.setdefault(one.id, one) is not one:
+        if advisories.setdefault(one.id, one) is not one:
             raise ToolError(f"{path}: {one.id} stands there twice; remove one")
-    return Table(gathered, tuple(found.values()))
+    return Table(gathered, tuple(advisories.values()))
 
 
 def _advisory(entry: Any, where: str) -> Advisory:

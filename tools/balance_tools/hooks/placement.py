@@ -51,8 +51,8 @@ def decide(
         there = [already_there(hook, tree) for hook in hooks]
         if all(there):
             status, note = PatchStatus.ALREADY_UPSTREAM, "found at its place"
-            found = [_result(path, hook, status, note) for hook in hooks]
-            return FileVerdict(path, upstream, status, tuple(found))
+            same = tuple(_result(path, hook, status, note) for hook in hooks)
+            return FileVerdict(path, upstream, status, same)
         lines: list[tuple[int, Lines]] = []
         placed: list[tuple[Hook, Place]] = []
         refused: list[HookResult] = []
@@ -110,14 +110,14 @@ def _proven(
     placed: Sequence[tuple[Hook, Place]], tree: ast.Module, content: bytes, path: str
 ) -> dict[Gap, int]:
     """Return the line of each gap in `content`, which is `tree` with the hooks."""
-    found = ast_differences(tree, parse_module(content, path))
-    new = {one.old: dumps(one.new.inside) for one in found}
+    differences = ast_differences(tree, parse_module(content, path))
+    new = {one.old: dumps(one.new.inside) for one in differences}
     if new != {place.gap: hook.code for hook, place in placed}:
         raise ToolError(
             f"{path}: expected {len(placed)} hooks at their places, found other "
             "changes; upstream formats this code otherwise"
         )
-    return {one.old: first_line(one.new) for one in found}
+    return {one.old: first_line(one.new) for one in differences}
 
 
 def insertion(

@@ -45,5 +45,5 @@ def limits_markdown(paths: Paths, every: Sequence[Moved]) -> list[str]:
         ]
     if not rows:
         return []
-    said = "Requests that are served here may pass one; tell users in CHANGELOG.md."
-    return ["", "## New limits", "", said, "", *table(("variable", "default"), rows)]
+    note = "Requests that are served here may pass one; tell users in CHANGELOG.md."
+    return ["", "## New limits", "", note, "", *table(("variable", "default"), rows)]

@@ -114,8 +114,8 @@ def check_own(paths: Paths, line: Line, unfinished: bool = False) -> None:
     """
     for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))
-        said = patch.header.get(ADAPTED_FROM) if patch else wanted
-        if said != wanted and not (unfinished and said is None):
+        follows = patch.header.get(ADAPTED_FROM) if patch else wanted
+        if follows != wanted and not (unfinished and follows is None):
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "

@@ -60,14 +60,14 @@ Merged = dict[tuple[str, str], list[str]]
 
 def write_merged(undecided: Iterable[Undecided], folder: Path) -> Merged:
     remove_tree(folder)
-    said: Merged = {}
+    merged: Merged = {}
     for one in undecided:
         content, conflicts = one.merged()
         path = folder / one.patch / one.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        said.setdefault((one.package, one.patch), []).append(
+        merged.setdefault((one.package, one.patch), []).append(
             f"{path}: the file of {one.releases[1]} merged with this patch by git, "
             f"conflicts marked: {conflicts}"
         )
-    return said
+    return merged

@@ -101,14 +101,14 @@ def move_series(
                 if mended
                 else "by a person"
             )
-            said = (f"left out: {why}",)
+            left_out = (f"left out: {why}",)
             results.append(
-                PatchResult(*key, PatchStatus.UNTOUCHED, (), said, dropped=True)
+                PatchResult(*key, PatchStatus.UNTOUCHED, (), left_out, dropped=True)
             )
             continue
         upstream = {file.path: _read(new, now, file.path) for file in mine.files}
         if mine is patch:
-            found = [
+            verdicts = [
                 decide(path, base[path], patched[path], content, new.name)
                 for path, content in upstream.items()
             ]
@@ -123,19 +123,19 @@ def move_series(
                     (old.name, new.name),
                 )
                 for (path, content), verdict in zip(
-                    upstream.items(), found, strict=True
+                    upstream.items(), verdicts, strict=True
                 )
                 if content is not None and verdict.status in NO_CLEAR_PLACE
             ]
         else:
-            found = [_apply(file, upstream[file.path], mine) for file in mine.files]
-        files = {one.path: one.content for one in found if one.content is not None}
+            verdicts = [_apply(file, upstream[file.path], mine) for file in mine.files]
+        files = {one.path: one.content for one in verdicts if one.content is not None}
         before = {path: content or b"" for path, content in upstream.items()}
         texts[patch.name] = raw = patch_text(patch, before, files)
         now |= files
-        hooks = tuple(hook for one in found for hook in one.hooks)
-        notes = tuple(note for one in found for note in one.notes)
-        status = worst(one.status for one in found)
+        hooks = tuple(hook for one in verdicts for hook in one.hooks)
+        notes = tuple(note for one in verdicts for note in one.notes)
+        status = worst(one.status for one in verdicts)
         if mine is patch and not status.needs_human:
             status = _how_much(patch, raw)
         results.append(PatchResult(*key, status, hooks, notes))
@@ -155,8 +155,8 @@ def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
     try:
         content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
     except ToolError as error:
-        said = str(error).partition(";")[0]
-        return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(said,))
+        note = str(error).partition(";")[0]
+        return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(note,))
     note = f"{file.path}: decided by a person"
     return FileVerdict(file.path, content, PatchStatus.CONTENT_CHANGED, notes=(note,))
 

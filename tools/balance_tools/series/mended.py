@@ -15,13 +15,13 @@ from balance_tools.upstream.lock import Lock
 
 def is_mended(patch: Patch, version: str) -> bool:
     """Whether a release of the patch's package needs the patch no more."""
-    said = patch.header.get("Mended-In")
+    first = patch.header.get("Mended-In")
     try:
-        return said is not None and Version(version) >= Version(said)
+        return first is not None and Version(version) >= Version(first)
     except InvalidVersion:
         raise ToolError(
             f"{patch.name}: Mended-In: expected a release such as 0.30.0, found "
-            f"{said!r}; write the first that needs the patch no more"
+            f"{first!r}; write the first that needs the patch no more"
         ) from None
 
 
@@ -40,9 +40,9 @@ def patched_in(root: Path, lock: Lock, left_out: Collection[str] = ()) -> set[st
 
     `left_out` is the names of patches that a line leaves out.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for package, artifact in lock.packages.items():
         series = load_series(root / "patches" / package)
         patches = [patch for patch in series.patches if patch.name not in left_out]
-        found |= mended_by(patches, artifact.version)
-    return found
+        names |= mended_by(patches, artifact.version)
+    return names

@@ -95,7 +95,7 @@ class Patch:
     files: tuple[FilePatch, ...]
 
     def count(self, tag: str) -> int:
-        return sum(found == tag for _, found, _ in self.changes)
+        return sum(each == tag for _, each, _ in self.changes)
 
     @property
     def changes(self) -> tuple[tuple[str, str, bytes], ...]:

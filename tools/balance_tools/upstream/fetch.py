@@ -26,11 +26,11 @@ def fetch(artifact: Artifact, paths: Paths) -> Path:
             if sha256_of(cached) == artifact.sha256:
                 return cached
             print(f"{cached}: damaged, fetching it again", file=sys.stderr)
-        found, problems = Index(), []
-        for source in found.sources:
+        index, problems = Index(), []
+        for source in index.sources:
             try:
-                link = _find(found, source, artifact)
-                _receive(found, link, artifact, cached, found.retries)
+                link = _find(index, source, artifact)
+                _receive(index, link, artifact, cached, index.retries)
                 return cached
             except SourceError as problem:
                 problems.append(f"{source}: {problem}")

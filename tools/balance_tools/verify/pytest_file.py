@@ -78,6 +78,8 @@ def read_junit(xml: Path, file: str) -> dict[str, str]:
 
 
 def count(results: Mapping[str, str]) -> str:
-    found = list(results.values())
+    outcomes = list(results.values())
     kinds = (PASSED, FAILED, SKIPPED)
-    return ", ".join(f"{found.count(k)} {k}" for k in kinds if k in found) or "none"
+    return (
+        ", ".join(f"{outcomes.count(k)} {k}" for k in kinds if k in outcomes) or "none"
+    )
