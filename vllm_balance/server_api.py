@@ -33,7 +33,6 @@ REPAIRS = {
     404: "give the address of the server itself, without a path",
     503: "it is not ready, or one of its ranks has ended",
 }
-"""Of a status; of others nothing is known."""
 
 
 class OtherPolicyError(UsageError):
@@ -238,8 +237,6 @@ def _key(variable: str) -> str:
 
 
 class _Counts(NamedTuple):
-    """What the ranks have counted since the server started, by rank."""
-
     seconds: dict[str, float]
     exchanges: dict[str, float]
 

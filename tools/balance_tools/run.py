@@ -91,7 +91,6 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def listed_by_git(root: Path, *options: str) -> list[str]:
-    """What `git ls-files` lists, relative to `root`, sorted."""
     run = git(root, "ls-files", "-z", *options)
     if run.status:
         raise ToolError(
@@ -146,5 +145,4 @@ def tail(text: str) -> str:
 
 
 def tail_of(log: Path) -> str:
-    """The last lines of a log, as one."""
     return tail(log.read_text(encoding="utf-8", errors="replace"))

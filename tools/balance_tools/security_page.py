@@ -40,7 +40,6 @@ TITLES = {
 
 
 def page(paths: Paths, text: str) -> str:
-    """The page `text` with its answer and its tables written anew."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
     answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
@@ -126,7 +125,6 @@ def _said(answer: Answer, patches: dict[str, str]) -> str:
 
 
 def _lines(paths: Paths, known: Table) -> list[str]:
-    """A table of the lines: the advisories that upstream's release does not fix."""
     rows = []
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]

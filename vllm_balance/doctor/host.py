@@ -112,7 +112,6 @@ def _missing(variable: str, value: str, names: Sequence[str]) -> str:
 
 
 def _addresses(machine: Machine) -> set[str]:
-    """Addresses of this host; empty where the kernel does not show them."""
     trie = machine.read("/proc/net/fib_trie")
     local = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie)
     rows = machine.read("/proc/net/if_inet6")

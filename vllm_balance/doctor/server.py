@@ -230,7 +230,6 @@ def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
 
 
 def role_of(name: str) -> tuple[str, str]:
-    """The role and the number in a name that vLLM gives to a process."""
     for pattern, role in ROLES.items():
         if match := re.match(pattern, name):
             return role, match[1] or ("0" if name == "EngineCore" else "")

@@ -54,7 +54,6 @@ class Smi:
     problem: str = ""
     """Why there is no table, with its last line; else empty."""
     version: str = ""
-    """The version of the driver."""
     npus: tuple[Npu, ...] = ()
     processes: tuple[NpuProcess, ...] = ()
     board: dict[str, str] = field(default_factory=dict)

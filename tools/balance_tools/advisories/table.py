@@ -54,7 +54,6 @@ class Advisory:
     lacks: tuple[str, ...] = ()
     """Files of the packages that the patched trees do not have, or FILE: TEXT."""
     has: tuple[str, ...] = ()
-    """Files that they do have, or FILE: TEXT."""
     workaround: str = ""
     """What an operator does where nothing fixes it; none where that is not known."""
     remark: str = ""
@@ -92,7 +91,6 @@ class Answer:
 @dataclass(frozen=True)
 class Table:
     gathered: date
-    """The day until which advisories were gathered."""
     advisories: tuple[Advisory, ...]
 
     def answers(self, release: Version, patched: Collection[str]) -> list[Answer]:

@@ -64,10 +64,8 @@ class Pin:
 
     paths: Paths
     files: tuple[str, ...]
-    """Ours, relative to the repository."""
     mistakes: tuple[Finding, ...]
     uncalled: Mapping[tuple[str, str], range]
-    """What `uncalled` says of it."""
 
 
 def read_pin(paths: Paths) -> Pin:
@@ -81,7 +79,6 @@ def read_pin(paths: Paths) -> Pin:
 
 
 def our_modules(root: Path) -> tuple[str, ...]:
-    """Our modules in the wheel, which are found as its build finds them."""
     vendored = [f"{VENDORED}/{path}" for path in files_of_ours(root / VENDORED)]
     ours = {*vendored} - ignored_in(root, vendored)
     if not ours:

@@ -13,8 +13,6 @@ MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
 @dataclass
 class Modules:
-    """The modules below one tree; parsed when they are asked for."""
-
     tree: Path
     _parsed: dict[str, ast.Module] = field(default_factory=dict)
 

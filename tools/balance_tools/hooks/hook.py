@@ -52,11 +52,9 @@ class Hook:
     copies: tuple[int, int]
     """How often each neighbour occurs in the scope."""
     line: int
-    """First line of the hook in the patched module."""
     code: tuple[str, ...]
     """Its statements without formatting and line numbers."""
     uses: frozenset[str]
-    """Dotted names that it reads."""
 
 
 def first_line(gap: Gap) -> int:
@@ -168,7 +166,6 @@ def locate(hook: Hook, tree: ast.AST) -> Place:
 
 
 def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place:
-    """Place the hook next to the one neighbour that is still there."""
     scope, (before, after) = hook.scope or "the module", hook.neighbours
     lost = f"neither {_quoted(before)} nor {_quoted(after)} is in {scope} any more"
     behind = _next_to(before, [(gap, gap.before) for gap in candidates])
@@ -220,7 +217,6 @@ def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
 def _next_to(
     wanted: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
 ) -> list[Gap]:
-    """Return the gaps beside the wanted neighbour: exact ones, else similar ones."""
     if wanted is None or wanted.is_trivial:
         return []
     for level in (EXACT, SIMILAR):
@@ -255,7 +251,6 @@ def _is_independent(hook: Hook, nodes: Nodes) -> bool:
 
 
 def _score(hook: Hook, gap: Gap) -> tuple[int, int]:
-    """Return how like the neighbours of a gap are to those of the hook."""
     before, after = hook.neighbours
     return _level(before, gap.before), _level(after, gap.after)
 

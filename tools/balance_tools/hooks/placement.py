@@ -237,7 +237,6 @@ def _without_mark(line: bytes) -> bytes:
 def _indent_change(
     old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Return the old and the new indentation of the list that holds the hook."""
     for was, now in ((old.before, new.before), (old.after, new.after)):
         if was is not None and now is not None:
             lines = base[span((was,))[0]], upstream[span((now,))[0]]
@@ -260,5 +259,4 @@ def _shifted(
 
 
 def _not_whole(why: str) -> ToolError:
-    """The error for a place that is not between two lines."""
     return ToolError(f"{why}; upstream formats this code otherwise")

@@ -158,7 +158,6 @@ def _replace_pin(paths: Paths, folder: Path, lock: Lock, line: Line | None) -> N
 
 
 def _check_committed(paths: Paths, line: Line | None) -> None:
-    """Check that git has what the last step replaces, where there is a repository."""
     if not (paths.root / ".git").exists():
         return
     names = [paths.lock.name, "patches"]

@@ -91,7 +91,6 @@ def write_line(paths: Paths, line: Line, lock: Lock, moved: Iterable[Moved]) -> 
 
 
 def derive(paths: Paths, line: Line) -> Path:
-    """Make the whole series of a line below build/; returns the folder with it."""
     check_own(paths, line)
     lock, folder = line.lock, paths.build / "rebase" / f"line-{line.name}"
     for moved in move_all(paths, lock, line.own):

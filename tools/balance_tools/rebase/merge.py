@@ -26,7 +26,6 @@ class Undecided:
     package: str
     patch: str
     path: str
-    """The path of the file in the tree."""
     base: bytes
     """The file of the pinned release, with the earlier patches."""
     patched: bytes
@@ -34,7 +33,6 @@ class Undecided:
     new: bytes
     """The file of the new release, with what was placed of earlier patches."""
     releases: tuple[str, str]
-    """What the pinned and the new release are called."""
 
     def merged(self) -> tuple[bytes, int]:
         """The three files as one, and how many conflicts are marked in it."""

@@ -40,19 +40,13 @@ out.
 class Moved:
     package: str
     series: Series
-    """The series before the move."""
     old: Path
-    """The tree of upstream that it was made for."""
     new: Path
-    """The tree of upstream that it is moved to."""
     results: tuple[PatchResult, ...]
-    """What became of each patch, in order."""
     texts: Mapping[str, bytes]
     """By name, each patch that is not left out, without hooks that have no place."""
     files: Files
-    """What every touched file becomes."""
     undecided: tuple[Undecided, ...]
-    """Files in which a hook has no clear place."""
 
     @property
     def status(self) -> PatchStatus:
@@ -60,7 +54,6 @@ class Moved:
         return worst(one.status for one in self.results if not one.dropped)
 
     def write(self, folder: Path) -> None:
-        """Write the new series into `folder`, which is replaced."""
         remove_tree(folder)
         folder.mkdir(parents=True)
         for name, raw in self.texts.items():
@@ -145,7 +138,6 @@ def move_series(
 
 
 def _read(tree: Path, now: Files, path: str) -> bytes | None:
-    """A file of new upstream with the patches before this one, if it is there."""
     if path in now or not (tree / path).is_file():
         return now.get(path)
     return (tree / path).read_bytes()

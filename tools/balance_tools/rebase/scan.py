@@ -68,7 +68,6 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
 
 
 def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
-    """Return the report: a table of releases, and what a person must decide."""
     pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
     checked = [row for row in placed if not row.wrong]

@@ -57,7 +57,6 @@ def artifact_of(archive: Path) -> Artifact:
 
 
 def _cached(paths: Paths, project: str, archive: Path) -> Artifact:
-    """Put an archive into the cache, where the lock's files are looked for."""
     artifact = artifact_of(archive)
     if artifact.project != project:
         raise ToolError(

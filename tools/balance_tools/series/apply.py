@@ -32,7 +32,6 @@ class Series:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file that a patch touches, sorted, relative to the tree's root."""
         return tuple(sorted({f.path for patch in self.patches for f in patch.files}))
 
 

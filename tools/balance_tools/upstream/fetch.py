@@ -54,7 +54,6 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
 def _receive(
     index: Index, link: Link, artifact: Artifact, cached: Path, retries: int
 ) -> None:
-    """Write and verify the file; from the start again when the transfer breaks off."""
     title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
     try:
         with (

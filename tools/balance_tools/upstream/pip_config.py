@@ -50,7 +50,6 @@ class PipSettings:
 
     @property
     def retries(self) -> int:
-        """How often a broken transfer is tried again."""
         return int(self.options.get("retries", "5"))
 
     @property

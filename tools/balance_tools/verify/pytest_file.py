@@ -16,15 +16,11 @@ SECONDS_A_FILE = 900
 @dataclass(frozen=True)
 class Setup:
     name: str
-    """Its name in messages and in the names of logs."""
     python: Path
-    """Interpreter of the environment with the wheel."""
     root: Path
     """Folder to run in; test files are relative to it."""
     plugins: tuple[str, ...] = ()
-    """Modules for pytest to load."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the environment in addition to those of this process."""
 
 
 def run_file(

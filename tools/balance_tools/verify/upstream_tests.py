@@ -139,7 +139,6 @@ MODELS = {
 
 
 def write_hub(folder: Path) -> None:
-    """Write a model cache with configurations only below `folder`, for HF_HOME."""
     for name, config in MODELS.items():
         model = folder / "hub" / f"models--{name.replace('/', '--')}"
         revision = hashlib.sha1(name.encode()).hexdigest()

@@ -32,15 +32,11 @@ Results = dict[str, str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """The pin or a line, whose series is verified."""
-
     paths: Paths
     name: str
     """The name of the line, or "pin"."""
     lock: Path
-    """The lock of the release."""
     series: Path
-    """Folder with the series of each package."""
 
     @property
     def folder(self) -> Path:
@@ -113,7 +109,6 @@ def _upstream(
 
 
 def _run(candidate: Candidate, setup: Setup, files: Sequence[str]) -> Results:
-    """Run test files one after the other, so that one that aborts ends no other."""
     results: Results = {}
     for number, file in enumerate(files, 1):
         start = time.monotonic()

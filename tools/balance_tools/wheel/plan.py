@@ -81,7 +81,6 @@ class WheelPlan:
     """By vendored package: what its upstream declares."""
     requirements: tuple[str, ...]
     licences: Mapping[str, Path]
-    """By path below licenses/: the source."""
     kernels: Stage | None
     """Where the kernels lie; None for a wheel without."""
     advisories: Table
@@ -138,13 +137,11 @@ class WheelPlan:
 
     @property
     def python_requires(self) -> str:
-        """What upstream allows, of the Pythons that this project is tested on."""
         declared = self.upstreams[self.target.packages[0]].metadata["Requires-Python"]
         return str(SpecifierSet(declared or "") & SpecifierSet(TESTED_PYTHONS))
 
     @property
     def classifiers(self) -> list[str]:
-        """Upstream's, but for Pythons that are not required."""
         kept, allowed = [], SpecifierSet(self.python_requires)
         for line in values_of(self.upstreams[self.target.packages[0]], "Classifier"):
             python = re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)

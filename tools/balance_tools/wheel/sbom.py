@@ -28,7 +28,6 @@ from balance_tools.wheel.upstream_metadata import values_of
 Document = dict[str, Any]
 
 FOLDER = "sboms"
-"""The folder of the documents below the dist-info of the wheel."""
 BILL, VEX, OPEN_VEX = "vllm.cdx.json", "vllm.vex.cdx.json", "vllm.openvex.json"
 OURS_LICENCE = "Apache-2.0"
 SOURCE = "GitHub Advisories"
@@ -152,7 +151,6 @@ IN_WORDS = {
     AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
     AdvisoryState.UPSTREAM: ("resolved", "fixed"),
 }
-"""By state: how CycloneDX and OpenVEX call it."""
 UNKNOWN = ("in_triage", "under_investigation")
 ABSENT = ("code_not_present", "vulnerable_code_not_present")
 UNUSED = ("code_not_reachable", "vulnerable_code_not_in_execute_path")
