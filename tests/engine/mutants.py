@@ -7,6 +7,7 @@ from unittest import mock
 
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
+from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 from vllm.v1.engine.core import DPEngineCoreProc
 
@@ -14,13 +15,21 @@ from vllm_balance.core.policies.simple import Cap
 
 OWNERS = {
     each.__name__: each
-    for each in (BalanceGate, PrefillPermit, RankWatch, DPEngineCoreProc, Cap)
+    for each in (
+        BalanceGate,
+        PrefillPermit,
+        AfterStep,
+        BeforeStep,
+        RankWatch,
+        DPEngineCoreProc,
+        Cap,
+    )
 }
-# The first three are the faults of others that architecture.md names.
+# The first three are faults of other engines, which architecture.md names.
 TEXT = """\
 gather inside schedule() (cap, sync, waves)
     DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => pass
-    BalanceGate.put_back: self._permit.put_back() => self._permit.put_back(); self._end_step(0, 0, True, False)
+    BalanceGate.end_pass: self._permit.put_back() => self._permit.put_back(); self._end_step(None, 0, 0, True)
 gather before the finish-sync (cap, sync, waves)
     DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => pass
     DPEngineCoreProc.run_busy_loop: self.engines_running = self._has_global_unfinished_reqs( => local_unfinished_reqs and self.scheduler.balance_gate.exchange_for(self); self.engines_running = self._has_global_unfinished_reqs(
@@ -33,7 +42,7 @@ a resume of ranks that are not paused waits (off, sync, pauses)
 the end of a wave is not told (cap, sync, waves)
     DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => self.engines_running and gate.exchange_for(self)
 who has no requests takes the wave for ended (cap, sync, waves)
-    BalanceGate.exchange_for: core.engines_running => core.scheduler.requests
+    BalanceGate.exchange_for: active = core.engines_running => active = core.scheduler.requests
 rows of another step where requests are (cap, sync, waves)
     BalanceGate.exchange_for: core.step_counter => core.step_counter + core.scheduler.has_requests()
 the end of a wave exchanges where requests are left (cap, sync, pauses)
@@ -41,19 +50,19 @@ the end of a wave exchanges where requests are left (cap, sync, pauses)
 ranks with a step exchange twice (cap, sync, waves)
     DPEngineCoreProc.run_busy_loop: gate.exchange_for(self) => gate.exchange_for(self); executed and gate.exchange_for(self)
 paused ranks do not exchange (cap, sync, pauses)
-    BalanceGate.exchange: = self._rests_after => = self._scheduler.pause_state.value > 0 or self._rests_after
+    BalanceGate._end_step: snapshot = self._timing => snapshot = None if self._scheduler.pause_state.value > 0 else self._timing
 decided by the own row (cap, sync, waves)
-    BalanceGate._end_step: snapshot = self._receive() => snapshot = self._receive()._replace(running=(len(self._scheduler.running),) * 2)
+    BalanceGate._end_step: policy.decide(snapshot) => policy.decide(snapshot._replace(running=(len(self._scheduler.running),) * 2))
 a hold that never ends (cap, sync, switches)
     Cap.decide: self._held >= self._timeout_steps => False
 a hold admits on one rank (align, sync, waves)
     PrefillPermit.holds: not self._allowance.stops_admission => name.endswith('1')
 a switch one step early on one rank (cap, sync, switches)
-    BalanceGate.tell_policy: self._wish = max(self._wish, wish) => self._wish = max(self._wish, wish); self._choose(wished(self._wish))
+    BalanceGate.request_policy: is_busy = => self.switch.request(wish); self.switch.follow(self.switch.wish, 0, 0); is_busy =
 a switch to the rank's own wish (cap, sync, switches)
-    BalanceGate._end_step: max(snapshot.wish) => self._wish
+    BalanceGate._end_step: max(snapshot.wish) => self.switch.wish
 a switched rank rests by what it has (cap, sync, switches)
-    BalanceGate._rests_after: self.policy is None => self.policy is None and not self._scheduler.has_requests()
+    BalanceGate._follow_switch: self.switch.policy is None => self.switch.policy is None and not self._scheduler.has_requests()
 a first step without requests is not watched (cap, sync, losses)
     RankWatch._look: self._in_wave() => False
 early rows of the wrong step (cap, several hosts, waves)

@@ -24,6 +24,7 @@ from schedulers import (
     engine_config,
     give_gate,
     make_scheduler,
+    measure,
     prompt_request,
 )
 from vllm_balance.simulator import scenario as simulated
@@ -164,7 +165,7 @@ class _Rank:
         return Outcome(first, done, wasted)
 
     def measure(self, wave, step, now):
-        return self.gate.measure(wave, step, now)
+        return measure(self.gate, wave, step, now)
 
     def apply(self, decision):
         self.gate.apply(decision)

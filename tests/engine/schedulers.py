@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
@@ -103,14 +105,14 @@ def give_gate(
     **parameters,
 ):
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
+    timing = BeforeStep if sends_early else AfterStep
     gate = BalanceGate(
         scheduler,
         policy,
-        exchange or RowExchange(timeout=1.0),
+        timing(exchange or RowExchange(timeout=1.0)),
         BalanceStats(policy=policy),
         partial(create_policy, parameters=parameters),
         [policy] if short_first else (),
-        sends_early,
     )
     scheduler.balance_gate = gate
     return gate
@@ -123,7 +125,7 @@ class OtherRank:
         self.fields = fields
         self.limits = [Limits(4, 64)] * 2
 
-    def join(self, group, limits, tell_clients, apart):
+    def join(self, group, limits, tell_clients, own_connections):
         self.limits = [limits, limits]
 
     def begin_step(self):
@@ -136,8 +138,8 @@ class OtherRank:
         rows = [self.row, self.row._replace(**self.fields)]
         return Snapshot.from_rows(rows, self.limits)
 
-    def rest(self, wave, step):
-        """The wave has ended."""
+    def end_wave(self, wave, step):
+        """No rank depends on another."""
 
 
 def make_request(name, prompt_len, output_len, prompt=None, **arguments):
@@ -168,7 +170,28 @@ def image(name, offset, length=30):
 
 def row_of(scheduler, now=1.0):
     """What the rank would tell the others."""
-    return scheduler.balance_gate.measure(wave=0, step=1, now=now)
+    return measure(scheduler.balance_gate, now=now)
+
+
+def measure(gate, wave=0, step=1, now=1.0):
+    """Ends a step at `now` seconds; the rank's row, which goes nowhere."""
+    if gate.held:
+        gate.stats.observe_held_step()
+    gate._rows.end_step(now, *gate._permit.prefilled())
+    return gate._rows.read(wave, step, now)
+
+
+def end_step(gate, step, group=None, active=True):
+    """Ends a step of the first wave, as the loop of an engine core does."""
+    gate.exchange_for(
+        SimpleNamespace(
+            dp_group=group,
+            current_wave=0,
+            step_counter=step,
+            engines_running=active,
+            _send_engine_dead=print,
+        )
+    )
 
 
 def step(scheduler):

@@ -24,10 +24,12 @@ from schedulers import (
     OtherRank,
     answer,
     complete,
+    end_step,
     engine_config,
     give_gate,
     make_request,
     make_scheduler,
+    measure,
     pristine_module,
     row_of,
     step,
@@ -112,7 +114,7 @@ def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
     assert row_of(scheduler, now=100.0).pending == 2
     assert row_of(scheduler, now=101.0).pending_age_us == 1_000_000
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    gate.exchange(group=None, wave=0, step=32, active=False, tell_clients=print)
+    end_step(gate, 32, active=False)
     scheduler.set_pause_state(PauseState.UNPAUSED)
     assert row_of(scheduler, now=700.0).pending_age_us == 0
 
@@ -122,10 +124,8 @@ def test_the_end_of_a_wave_clears_the_state(scheduler):
     for number in range(2):
         close(scheduler)
         step(scheduler)
-        scheduler.balance_gate.measure(wave=0, step=number, now=1.0)
-    scheduler.balance_gate.exchange(
-        group=None, wave=0, step=32, active=False, tell_clients=print
-    )
+        measure(scheduler.balance_gate, step=number)
+    end_step(scheduler.balance_gate, 32, active=False)
     stats = scheduler.balance_gate.take_stats()
     assert stats["held_steps"] == 1, "the one before was in the step's own report"
     assert scheduler.balance_gate.decision == OPEN
@@ -181,7 +181,8 @@ def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config)
     assert {*threading.enumerate()} <= before
     told = []
     exchange = SimpleNamespace(
-        begin_step=lambda: told.append("model"), rest=lambda *when: told.append(when)
+        begin_step=lambda: told.append("model"),
+        end_wave=lambda *when: told.append(when),
     )
     gate = give_gate(scheduler, "cap", exchange)
     scheduler.schedule()
@@ -189,7 +190,7 @@ def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config)
     scheduler.add_request(make_request("first", 10, 5))
     scheduler.schedule()
     assert told == ["model"]
-    gate.exchange(group=None, wave=0, step=32, active=False, tell_clients=print)
+    end_step(gate, 32, active=False)
     assert told == ["model", (0, 32)]
 
 
@@ -201,7 +202,7 @@ def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
     for request in scheduler.waiting:
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     scheduler.add_request(make_request("ready", 20, 5))
-    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0)
+    row = row_of(scheduler)
     assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
 
 
@@ -305,7 +306,8 @@ def test_metrics_carry_the_engine_and_the_reason(config, scheduler):
 def set_clock(monkeypatch, monotonic):
     """For the gate alone: the scheduler reads the clock, too."""
     clock = SimpleNamespace(monotonic=monotonic)
-    monkeypatch.setattr("vllm.v1.core.sched.balance.rank.gate.time", clock)
+    for module in ("gate", "timing"):
+        monkeypatch.setattr(f"vllm.v1.core.sched.balance.rank.{module}.time", clock)
 
 
 def exchanges(scheduler, steps, group=None):
@@ -316,7 +318,7 @@ def exchanges(scheduler, steps, group=None):
             scheduler.add_request(make_request("held", 10, 1))
         else:
             step(scheduler)
-        gate.exchange(group, 0, number, active=True, tell_clients=print)
+        end_step(gate, number, group)
 
 
 def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
@@ -326,14 +328,14 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     other = OtherRank(running=4)
     gate = give_gate(scheduler, "cap", other)
     exchanges(scheduler, 1, group="before")
-    policy = gate.policy
+    policy = gate.switch.policy
     exchanges(scheduler, 2, group="before")
     row = other.row
-    assert gate.policy is policy
+    assert gate.switch.policy is policy
     assert (row.pending_age_us, row.step_time_us) == (6_000_000, 1_000_000)
     exchanges(scheduler, 1, group="after")
     row = other.row
-    assert gate.policy is not policy
+    assert gate.switch.policy is not policy
     assert row.step_time_us == 0, "in this step the group was changed"
     assert row.pending_age_us == 9_000_000, "the bound of a hold holds on"
 

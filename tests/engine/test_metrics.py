@@ -39,10 +39,10 @@ def test_another_policy_first_has_no_costs():
     """A gauge that is not told again keeps its value."""
     stats = BalanceStats("adaptive")
     stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
-    stats.follow("off")
+    stats.set_policy("off")
     stats.observe_step(OPEN, ROWS, 0.001)
     assert dict(stats.take(LOAD)["step_cost_seconds"]) == dict.fromkeys(COST._fields, 0)
-    stats.follow("adaptive")
+    stats.set_policy("adaptive")
     stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
     assert dict(stats.take(LOAD)["step_cost_seconds"]) == COST._asdict()
 

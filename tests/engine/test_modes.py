@@ -15,7 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS, samples
-from schedulers import engine_config, make_request, make_scheduler, step
+from schedulers import engine_config, make_request, make_scheduler, measure, step
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_balance.core.policies import OPEN, Decision
 from vllm_server import Server
@@ -242,7 +242,7 @@ def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
     assert not output.num_scheduled_tokens, "their KV cache has not arrived"
     loading = RequestStatus.WAITING_FOR_REMOTE_KVS
     assert [request.status for request in requests] == [loading] * 2, "loads began"
-    row = gate.measure(wave=0, step=1, now=1.0)
+    row = measure(gate, wave=0, step=1, now=1.0)
     assert (row.running, row.waiting, row.pending) == (0, 2, 0), "in transfer"
     arrived = KVConnectorOutput(finished_recving={"nearly all", "half"})
     empty = ModelRunnerOutput(
@@ -251,7 +251,7 @@ def test_a_hold_delays_no_load_but_holds_what_is_left(moe_model, tmp_path):
     scheduler.update_from_output(output, empty)
     gate.apply(HOLD)
     assert step(scheduler).num_scheduled_tokens == {"nearly all": 45 - 32}
-    row = gate.measure(wave=0, step=2, now=2.0)
+    row = measure(gate, wave=0, step=2, now=2.0)
     assert (row.pending, row.pending_tokens) == (1, 60 - 32)
     gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"nearly all": 1, "half": 60 - 32}

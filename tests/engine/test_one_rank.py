@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from vllm import LLM, SamplingParams
-from vllm.v1.core.sched.balance.rank.gate import start_balance_gate
+from vllm.v1.core.sched.balance.rank.start import start_balance_gate
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS
@@ -135,7 +135,9 @@ def test_a_step_is_decided_from_the_rank_s_own_row(alone):
         seen.append(snapshot)
         return HOLD if snapshot.pending[0] else OPEN
 
-    gate.policy = SimpleNamespace(decide=decide, reset=lambda: None, learned=None)
+    gate.switch.policy = SimpleNamespace(
+        decide=decide, reset=lambda: None, learned=None
+    )
     start_balance_gate(SimpleNamespace(scheduler=alone, vllm_config=alone.vllm_config))
     alone.add_request(prompt_request("first", [1] * 30, 20))
     step(alone)
@@ -163,8 +165,8 @@ def test_it_is_switched_off_and_on(alone):
     gate, core = alone.balance_gate, SimpleNamespace()
     alone.add_request(prompt_request("only", [1] * 30, 20))
     for name in ("off", "adaptive"):
-        newest = gate.tell_policy(core)["wish"]
-        gate.tell_policy(core, next_wish(newest, name))
+        newest = gate.request_policy(core)["wish"]
+        gate.request_policy(core, next_wish(newest, name))
         step(alone)
         gate.end_step()
-        assert gate.tell_policy(core)["policy"] == name
+        assert gate.request_policy(core)["policy"] == name

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, make_request, make_scheduler, step
+from schedulers import engine_config, make_request, make_scheduler, measure, step
 from vllm_balance.core.policies import OPEN, Decision
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
@@ -35,7 +35,7 @@ def held_step(scheduler, number, **prompts):
         scheduler.add_request(make_request(name, tokens, 5))
     scheduler.balance_gate.apply(HOLD)
     step(scheduler)
-    return scheduler.balance_gate.measure(0, number, now=float(number))
+    return measure(scheduler.balance_gate, 0, number, now=float(number))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(schedul
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         scheduler.requests[request.request_id] = request
         blocked_queue(scheduler).add_request(request)
-    scheduler.balance_gate.measure(0, 2, now=2.0)
+    measure(scheduler.balance_gate, 0, 2, now=2.0)
     assert waiting(scheduler) == ["again", "short", "long"]
     assert list(blocked_queue(scheduler)) == blocked
 
@@ -113,7 +113,7 @@ def serve(config, rng):
                 if count > 0 and not before[other] and int(other) < int(name):
                     waits = other in waiting(scheduler)
                     passed[other] += count if waits else 0
-        scheduler.balance_gate.measure(0, number, now=float(number))
+        measure(scheduler.balance_gate, 0, number, now=float(number))
     return tokens, passed
 
 

@@ -16,6 +16,7 @@ from schedulers import (
     WINDOW,
     OtherRank,
     drafted_by,
+    end_step,
     engine_config,
     give_gate,
     make_request,
@@ -63,7 +64,7 @@ def test_a_request_that_shares_its_prefix_is_pending_in_a_full_cache(
     hits = scheduler.kv_cache_manager.prefix_cache_stats
     assert hits.requests == 0, "counted only when the scheduler asks"
     for number in range(80):
-        gate.exchange(None, 0, number, active=True, tell_clients=print)
+        end_step(gate, number)
         if "second" in step(scheduler).num_scheduled_tokens:
             return
     pytest.fail("held for 80 steps")

@@ -18,6 +18,7 @@ from schedulers import (
     give_gate,
     make_request,
     make_scheduler,
+    measure,
     prompt_request,
     step,
     steps_of,
@@ -141,7 +142,7 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     scheduler.add_request(request)
     assert scheduled(scheduler, 0) == {}
     assert not scheduler.balance_gate.held
-    row = scheduler.balance_gate.measure(wave=0, step=1, now=1.0)
+    row = measure(scheduler.balance_gate, wave=0, step=1, now=1.0)
     assert (row.waiting, row.pending) == (1, 0)
 
 
@@ -180,12 +181,12 @@ def test_the_row_tells_how_long_requests_have_been_pending(config):
     for second, name in enumerate("abcdef"):
         add(scheduler, (name, 30), arrival_time=100.0 + second)
     allow(scheduler, 0)
-    first = gate.measure(wave=0, step=1, now=7.0)
+    first = measure(gate, wave=0, step=1, now=7.0)
     assert (first.pending, first.pending_age_us) == (4, 0)
-    second = gate.measure(wave=0, step=2, now=9.5)
+    second = measure(gate, wave=0, step=2, now=9.5)
     assert second.pending_age_us == 2_500_000
     gate.apply(OPEN)
     step(scheduler)  # 64 tokens: "a", "b" and four of "c"
-    third = gate.measure(wave=0, step=3, now=10.0)
+    third = measure(gate, wave=0, step=3, now=10.0)
     assert third.pending == 2
     assert third.pending_age_us == 3_000_000, "pending since now=7"

@@ -22,7 +22,7 @@ class WatchedEngine(LoopEngine):
         self._look()
 
     def _look(self):
-        if not self.scheduler.balance_gate._is_sent:
+        if not getattr(self.scheduler.balance_gate._timing, "_is_sent", False):
             self.trace.violations.append(self.step_counter)
 
 

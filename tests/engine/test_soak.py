@@ -1,7 +1,6 @@
 """The memory of an engine core does not depend on how long it has run."""
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.timing import AfterStep
 
 from ports import free_port
-from schedulers import engine_config, make_scheduler, prompt_request
+from schedulers import end_step, engine_config, make_scheduler, prompt_request
 from vllm_balance.reference import tiny_models
 
 GROWTH_MB = 1.0
@@ -53,19 +53,19 @@ def test_memory_is_flat_while_nobody_takes_the_reports(steps):
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", free_port(), 0, 1, "gloo"
     )
-    exchange = RowExchange(60.0)
+    rows = RowExchange(60.0)
     stats = BalanceStats(policy="adaptive")
-    gate = BalanceGate(scheduler, "adaptive", exchange, stats)
+    gate = BalanceGate(scheduler, "adaptive", AfterStep(rows), stats)
     settled = 0.0
     for number in range(steps):
-        gate.exchange(group, 0, number, active=True, tell_clients=sys.exit)
+        end_step(gate, number, group)
         for request in waiting:
             if not gate.holds(request):
                 gate.clip(request, request.num_tokens, 0)
         if number == steps // 10:
             settled = resident_mb()
     growth = resident_mb() - settled
-    exchange.close(None)
+    rows.close(None)
     assert growth <= GROWTH_MB
 
 

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.entrypoints.serve import instrumentator
 from vllm.entrypoints.serve.instrumentator import basic
-from vllm.v1.core.sched.balance.front.operators import KEY, PATH
-from vllm.v1.core.sched.balance.rank.gate import REST_STEPS
+from vllm.v1.core.sched.balance.front.policy_route import KEY, PATH
+from vllm.v1.core.sched.balance.rank.timing import EXCHANGE_EVERY_WHEN_OFF
 
 from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
 from test_waves import CheckedEngine
@@ -19,7 +19,6 @@ from vllm_balance.core.policies.wishes import (
     NAMES,
     first_wish,
     next_wish,
-    wished,
 )
 from vllm_server import free_port
 
@@ -33,7 +32,7 @@ class SwitchedEngine(CheckedEngine):
         super()._record(output)
         gate = self.scheduler.balance_gate
         place = self.current_wave, self.step_counter
-        self.trace.steps[-1] = (*place, gate.name, gate.decision)
+        self.trace.steps[-1] = (*place, gate.switch.name, gate.decision)
 
 
 class Wishes:
@@ -92,7 +91,7 @@ def test_a_wish_that_reaches_one_rank_is_taken_by_all_in_one_step(moe_model):
         wishes = Wishes(ranks, "adaptive")
         for name in ("off", "align", "cap", "adaptive"):
             for rank in range(3):
-                ranks.submit(rank, f"{name}-{rank}", 20, 2 * REST_STEPS)
+                ranks.submit(rank, f"{name}-{rank}", 20, 2 * EXCHANGE_EVERY_WHEN_OFF)
             wishes.wish(name, to=[2])
             ranks.drain()
         reports = end(ranks)
@@ -162,15 +161,17 @@ class SwitchingEngine(SwitchedEngine):
         super()._record(output)
         gate, trace = self.scheduler.balance_gate, self.trace
         rows = gate._rows
-        since, prompts = rows._ages._since, gate._order._prompts
-        known = gate._policies, rows.pending, since, prompts
+        since, prompts = rows._ages._since, rows._order._prompts
+        known = gate.switch._policies, rows.pending, since, prompts
         most = max(trace.collectives["known"], sum(map(len, known)))
         trace.collectives["known"] = most
-        if gate.name == wished(gate._wish):
+        if gate.switch.is_followed:
             rng = random.Random(self.step_counter + self.dp_rank)
             # `off` seldom: the ranks hear of no wish for 32 steps then.
-            others = [name for name in (*NAMES, *NAMES[1:] * 2) if name != gate.name]
-            self.balance_policy(next_wish(gate._wish, rng.choice(others)))
+            others = [
+                name for name in (*NAMES, *NAMES[1:] * 2) if name != gate.switch.name
+            ]
+            self.balance_policy(next_wish(gate.switch.wish, rng.choice(others)))
 
 
 @EACH_WAY

@@ -25,7 +25,7 @@ import zmq
 from vllm import envs
 from vllm.config import ParallelConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.balance.rank import gate, group, watch
+from vllm.v1.core.sched.balance.rank import gate, group, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.engine import (
     EngineCoreOutputs,
@@ -296,7 +296,7 @@ class Rank(LoopEngine):
 
     @property
     def decided(self):
-        return self.gate and (self.gate.name, self.gate.decision)
+        return self.gate and (self.gate.switch.name, self.gate.decision)
 
     def _record(self, output):
         if self.gate is None:
@@ -316,7 +316,8 @@ class Rank(LoopEngine):
         self.held_for = {r.request_id: counts.get(r.request_id, 0) + 1 for r in waits}
         if max(self.held_for.values(), default=0) > max(HOLD_STEPS.values()) or (
             not self.world.switched
-            and max(self.held_for.values(), default=0) > HOLD_STEPS[self.gate.name]
+            and max(self.held_for.values(), default=0)
+            > HOLD_STEPS[self.gate.switch.name]
         ):
             raise Fault(
                 f"rank {self.place} has held a prompt for {self.held_for} steps"
@@ -845,8 +846,9 @@ def controlled():
         (watch, "threading", threads),
         (watch, "time", Clock),
         (gate, "time", Clock),
+        (timing, "time", Clock),
         (core, "time", Clock),
-        (gate, "REST_STEPS", SYNC),
+        (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
         (core, "freeze_gc_heap", lambda: None),
         (zmq, "Poller", Poller),
         (ParallelConfig, "stateless_init_dp_group", begin_group),

@@ -27,11 +27,12 @@ import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.balance.rank.timing import AfterStep
 
 
 def create_balance_gate(self, config):
-    exchange = RowExchange(timeout=1.0)
-    return BalanceGate(self, "cap", exchange, BalanceStats(policy="cap"))
+    timing = AfterStep(RowExchange(timeout=1.0))
+    return BalanceGate(self, "cap", timing, BalanceStats(policy="cap"))
 
 
 scheduler.create_balance_gate = create_balance_gate

@@ -152,12 +152,12 @@ class RowExchange:
         group: dist.ProcessGroup,
         limits: Limits,
         tell_clients: Callable[[], None],
-        apart: bool = False,
+        own_connections: bool = False,
     ) -> None:
         """Follows this group (gloo) from now on; all its ranks must.
 
-        Rows that go `apart` may be on their way while the group does something else:
-        they have connections of their own.
+        Rows have connections of their own where they may be on their way while the
+        group does something else.
 
         Raises:
             RuntimeError: a rank would decide differently, or has not come.
@@ -165,7 +165,7 @@ class RowExchange:
         self._group = group
         self._watch.join(group, tell_clients)
         self._limits = check_identity(group, self._identity, limits)
-        if apart:
+        if own_connections:
             store = dist.PrefixStore("balance rows", group.get_group_store())
             timeout = timedelta(seconds=self._timeout)
             self._group = init_gloo_process_group(
@@ -216,8 +216,8 @@ class RowExchange:
         """Ends a step after which no rank sends rows."""
         self._watch.show("model", wave, step)
 
-    def rest(self, wave: int, step: int) -> None:
-        """Ends a wave: no rank depends on another until the next one."""
+    def end_wave(self, wave: int, step: int) -> None:
+        """No rank depends on another until the next wave."""
         self._watch.show("idle", wave, step)
 
     def close(self, error: BaseException | None) -> None:
@@ -231,8 +231,8 @@ class RowExchange:
         self._watch.leave(after_error=is_failure)
 
 
-class Alone(RowExchange):
-    """What a rank that waits for no other has: it gets its own row back."""
+class SelfExchange(RowExchange):
+    """That of a rank which waits for no other: it gets its own row back."""
 
     def __init__(self, limits: Callable[[], Limits]) -> None:
         """Takes a function that returns the rank's limits."""

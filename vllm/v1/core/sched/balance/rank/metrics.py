@@ -99,7 +99,7 @@ class BalanceStats:
             field: deque(maxlen=_MOST_VALUES) for field in _BUCKETS
         }
 
-    def follow(self, policy: str) -> None:
+    def set_policy(self, policy: str) -> None:
         """Steps are decided by this policy from now on, which first has no costs."""
         self._policy = policy
         self._cost = dict.fromkeys(self._cost, 0.0)

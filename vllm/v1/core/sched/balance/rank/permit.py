@@ -59,7 +59,7 @@ class PrefillPermit:
         name, computed = request.request_id, request.num_computed_tokens
         if not self._allowance.stops_admission or self._is_loaded(request, computed):
             return False
-        if self._looks_on:
+        if self._has_slots_left:
             asks = self._scheduler.connector is not None and not computed
             if asks and name not in self.looked_up:
                 return False
@@ -72,7 +72,7 @@ class PrefillPermit:
             self._held_waiting.add(request.request_id)
 
     @property
-    def _looks_on(self) -> bool:
+    def _has_slots_left(self) -> bool:
         """Whether upstream goes on: fewer are held that wait than slots are free."""
         scheduler = self._scheduler
         slots = max_admitted(scheduler) - len(scheduler.running)
@@ -92,7 +92,7 @@ class PrefillPermit:
         own = queue is self._scheduler.waiting
         if not own and isinstance(skipped, RequestQueue):
             pass_over(queue, skipped)
-        elif not own or self._looks_on:
+        elif not own or self._has_slots_left:
             self._set_aside.take(queue)
         else:
             return False

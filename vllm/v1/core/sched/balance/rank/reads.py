@@ -136,7 +136,7 @@ def in_turn(scheduler: "Scheduler") -> Iterable[Request]:
 
     In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
     """
-    first, waiting = _looked_at_first(scheduler), scheduler.waiting
+    first, waiting = first_queue(scheduler), scheduler.waiting
     is_later = not hasattr(scheduler, "skipped_waiting")
     if scheduler.pause_state != PauseState.UNPAUSED:
         waiting = ()
@@ -159,7 +159,7 @@ def free_blocks(scheduler: "Scheduler") -> int:
 
 def num_waiting(scheduler: "Scheduler") -> int:
     """Requests that wait, for a slot or for something else."""
-    return len(scheduler.waiting) + len(_looked_at_first(scheduler))
+    return len(scheduler.waiting) + len(first_queue(scheduler))
 
 
 QUEUE_SAMPLE = 64
@@ -168,7 +168,7 @@ QUEUE_SAMPLE = 64
 
 def load_of(scheduler: "Scheduler") -> dict[str, int]:
     """Prompt tokens that are not computed, and tokens that all requests attend to."""
-    first = _looked_at_first(scheduler)
+    first = first_queue(scheduler)
     queues = [getattr(queue, "_heap", queue) for queue in (first, scheduler.waiting)]
     sample = list(islice(chain(*queues), QUEUE_SAMPLE))
     scale = num_waiting(scheduler) / len(sample) if sample else 0.0
@@ -185,7 +185,7 @@ def load_of(scheduler: "Scheduler") -> dict[str, int]:
     }
 
 
-def _looked_at_first(scheduler: "Scheduler") -> Any:
+def first_queue(scheduler: "Scheduler") -> Any:
     """The queue that upstream drains before `waiting`.
 
     Until 0.30 the requests that were skipped in an earlier step; with priorities

@@ -80,6 +80,8 @@ def keep_prefill_interval(scheduler: "Scheduler") -> None:
         scheduler.prefill_capacity_bound = False
 
 
-def offer(core: "EngineCore", name: str, call: Callable[..., object]) -> None:
+def register_utility(
+    core: "EngineCore", name: str, call: Callable[..., object]
+) -> None:
     """Lets front-ends call a function by this name, as they call the core's methods."""
     vars(core)[name] = call

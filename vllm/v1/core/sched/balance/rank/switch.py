@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""Which policy a rank has, and which one is asked for."""
+
+from collections.abc import Callable
+
+from vllm.logger import init_logger
+
+from vllm_balance.core.policies import Policy
+from vllm_balance.core.policies.wishes import first_wish, wished
+
+logger = init_logger(__name__)
+
+
+class PolicySwitch:
+    """The policy of one rank, which all ranks change in the same step."""
+
+    def __init__(self, name: str, new_policy: Callable[[str], Policy]) -> None:
+        """Starts with a policy, or "off", and makes others by their names."""
+        self._new_policy = new_policy
+        self._policies: dict[str, Policy] = {}
+        """Those that this group has had. What they learned of the device stays."""
+        self.wish = first_wish(name)
+        self.use_policy(name)
+
+    def use_policy(self, name: str) -> None:
+        """Goes on with another policy, as after the end of a wave."""
+        self.name = name
+        self.policy: Policy | None = None
+        if name != "off":
+            if name not in self._policies:
+                self._policies[name] = self._new_policy(name)
+            self.policy = self._policies[name]
+            self.policy.reset()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the policy is the one that was asked for last."""
+        return wished(self.wish) == self.name
+
+    def request(self, wish: int) -> dict[str, object]:
+        """Notes a wish, which the ranks follow from their next exchange on.
+
+        Returns:
+            the policy now, the one that is wished for, and the newest wish.
+        """
+        self.wish = max(self.wish, wish)
+        return {"policy": self.name, "wanted": wished(self.wish), "wish": self.wish}
+
+    def follow(self, wish: int, wave: int, step: int) -> bool:
+        """Takes the newest wish of all ranks' rows, which all of them do in this step.
+
+        Returns:
+            Whether that changes the policy.
+        """
+        self.request(wish)  # a newer one may have come since the row was sent
+        before, name = self.name, wished(wish)
+        if name == before:
+            return False
+        self.use_policy(name)
+        logger.info(
+            "Data parallel balance: policy %s instead of %s, from step %d of wave %d "
+            "on.",
+            name,
+            before,
+            step + 1,
+            wave,
+        )
+        return True
+
+    def forget(self) -> None:
+        """Begins anew with the same policy, in a group of other ranks.
+
+        New ranks (elastic expert parallelism) have learned nothing, and ranks that have
+        learned something would decide differently.
+        """
+        self._policies.clear()
+        self.use_policy(self.name)
