@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 WHEEL = "vllm"
 BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
-SAID_BY_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
+FROM_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
 
 
 def main(path: Path) -> None:
@@ -26,7 +26,7 @@ def main(path: Path) -> None:
     for part in bill["components"]:
         ours = carried.pop(part["name"].lower().replace("_", "-"), {})
         refs[ours.get("bom-ref")] = part["bom-ref"]
-        part.update({key: ours[key] for key in SAID_BY_THE_WHEEL if key in ours})
+        part.update({key: ours[key] for key in FROM_THE_WHEEL if key in ours})
     if carried:
         sys.exit(
             f"error: {path}: expected the packages of the wheel, found no "

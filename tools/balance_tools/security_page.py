@@ -85,7 +85,7 @@ def _tables(paths: Paths, known: Table, pin: Sequence[Answer]) -> str:
     lines, patches = [], _patches(paths)
     for state, (title, column) in TITLES.items():
         rows = [
-            (_link(one), one.cve, one.severity, one.what, _said(answer, patches))
+            (_link(one), one.cve, one.severity, one.what, _answer_cell(answer, patches))
             for answer in pin
             for one in [answer.advisory]
             if answer.state is state
@@ -114,7 +114,7 @@ def _patches(paths: Paths) -> dict[str, str]:
     return links
 
 
-def _said(answer: Answer, patches: dict[str, str]) -> str:
+def _answer_cell(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
     if answer.advisory.unverified:
         remark = f"unverified: {answer.advisory.unverified}"

@@ -35,7 +35,7 @@ class Diagnosis:
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
-Said = Iterator[Diagnosis | str]
+Diagnoses = Iterator[Diagnosis | str]
 """What a check yields: diagnoses, and last a text, which is printed as `ok` if none of
 them is worse than that."""
 
@@ -51,7 +51,7 @@ def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Dia
     return Diagnosis(what, state, found, expected, do)
 
 
-def lines_of(what: str, check: Said) -> Iterator[Diagnosis]:
+def lines_of(what: str, check: Diagnoses) -> Iterator[Diagnosis]:
     """The diagnoses of a check; one that raises an exception becomes `unknown`."""
     is_well = True
     try:

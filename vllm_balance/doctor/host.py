@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from vllm_balance.doctor.diagnosis import Diagnosis, Said, State, judged
+from vllm_balance.doctor.diagnosis import Diagnoses, Diagnosis, State, judged
 from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
@@ -28,7 +28,7 @@ HCCL_PORTS = 32
 its variables: 32 from CANN 8.5 on, and 16 before."""
 
 
-def shared_memory(machine: Machine) -> Said:
+def shared_memory(machine: Machine) -> Diagnoses:
     """Through /dev/shm go the messages to workers, and collectives on one host."""
     mounts = machine.read("/proc/self/mounts")
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
@@ -54,7 +54,7 @@ def shared_memory(machine: Machine) -> Said:
     yield judged("/dev/shm", found, expected, do, bad=megabytes < needed, warn=few)
 
 
-def interfaces(machine: Machine) -> Said:
+def interfaces(machine: Machine) -> Diagnoses:
     files = machine.glob("/sys/class/net/*/operstate")
     states = {Path(file).parent.name: machine.read(file).strip() for file in files}
     up = [name for name, state in states.items() if state in ("up", "unknown")]
@@ -132,7 +132,7 @@ def _plain(addresses: Iterable[str]) -> set[str]:
     return plain
 
 
-def names(machine: Machine) -> Said:
+def names(machine: Machine) -> Diagnoses:
     plan, local = machine.plan, _addresses(machine)
     own = machine.read("/proc/sys/kernel/hostname").strip()
     for name in filter(None, dict.fromkeys((own, plan.address))):
@@ -176,7 +176,7 @@ def _resolved(machine: Machine, name: str) -> set[str]:
         return set()
 
 
-def ports(machine: Machine) -> Said:
+def ports(machine: Machine) -> Diagnoses:
     rows = machine.read("/proc/net/tcp") + machine.read("/proc/net/tcp6")
     if not rows:
         yield Diagnosis("ports", "unknown", "no /proc/net/tcp")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_balance.doctor.diagnosis import Diagnosis, Said, judged
+from vllm_balance.doctor.diagnosis import Diagnoses, Diagnosis, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import UNKNOWN, order
 from vllm_balance.installed import find_installed, normalise
@@ -21,7 +21,7 @@ NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
 """Name, variable of its folder, and what sets that."""
 
 
-def wheel(machine: Machine) -> Said:
+def wheel(machine: Machine) -> Diagnoses:
     """What the server asks before it starts, and says then in the same words."""
     info = machine.info
     if info is None:
@@ -44,7 +44,7 @@ def wheel(machine: Machine) -> Said:
     yield f"{info.wheel}, Python {platform.python_version()} on {platform.machine()}"
 
 
-def requirements(machine: Machine) -> Said:
+def requirements(machine: Machine) -> Diagnoses:
     """Every requirement of the wheel's metadata, against what would be imported."""
     # Not at the top: the rest can be looked at without it.
     from packaging.requirements import Requirement

@@ -54,7 +54,9 @@ def documents_of(plan: WheelPlan) -> dict[str, str]:
     )
     serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
     target = {"ref": f"{serial}/{bill['version']}#{quote(address, safe='')}"}
-    vulnerabilities = [_said(one) | {"affects": [target]} for one in plan.answers]
+    vulnerabilities = [
+        _vulnerability(one) | {"affects": [target]} for one in plan.answers
+    ]
     vex = _cyclone_dx(metadata={"timestamp": gathered}, vulnerabilities=vulnerabilities)
     products = [{"@id": address}]
     statements = [_statement(one) | {"products": products} for one in plan.answers]
@@ -167,7 +169,7 @@ def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
     return one, state, why, answer.text + fails
 
 
-def _said(answer: Answer) -> Document:
+def _vulnerability(answer: Answer) -> Document:
     one, state, why, detail = _judged(answer, 0)
     known = state == "exploitable"
     response = {"response": ["workaround_available"]} if known else {}
