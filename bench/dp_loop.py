@@ -101,8 +101,6 @@ def _done(value):
 
 @dataclass
 class Trace:
-    """What one rank saw, collected in its own process."""
-
     steps: list[tuple[Any, ...]] = field(default_factory=list)
     """Per schedule(): (request ids, tokens each, newly admitted ids)."""
     violations: list[str] = field(default_factory=list)
@@ -167,8 +165,6 @@ class LoopEngine(DPEngineCoreProc):
 
 
 class ModelEngine(LoopEngine):
-    """With the model, in the rank's process."""
-
     executor = UniProcExecutor
 
 

@@ -33,7 +33,6 @@ REPAIRS = {
     409: "it was started with --data-parallel-balance off, or has no ranks that such a "
     "policy needs; start it with another, and it can be switched to off",
 }
-"""By status; of others nothing is known."""
 
 
 def key_of(variable: str) -> str:
