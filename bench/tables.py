@@ -32,8 +32,6 @@ LIMITS = {
 milliseconds: MLPerf's of servers of DeepSeek-R1, MindIE's defaults, and llm-d's
 planner's of code and chat."""
 STRICT = tuple(LIMITS)[1]
-BEHIND = -0.02
-"""A lead below this is a cell that is behind."""
 
 geometric = statistics.geometric_mean
 
@@ -56,25 +54,25 @@ def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
     return float(cell["policies"][policy][name])
 
 
-def rivals(cell: Cell, but: Sequence[str] = ()) -> list[str]:
+def rivals(cell: Cell) -> list[str]:
     """All rules but `adaptive` as they are served, or as they are to agents."""
     return [
         name
         for name in cell["policies"]
         if not name.startswith("adaptive")
         and (", " not in name or cell.get("of") == "agents")
-        and name not in ("our dispatch alone", *but)
+        and name != "our dispatch alone"
     ]
 
 
-def best(cell: Cell, but: Sequence[str] = ()) -> str:
+def best(cell: Cell) -> str:
     """The rival with the shortest mean time."""
-    return min(rivals(cell, but), key=lambda name: figure(cell, name))
+    return min(rivals(cell), key=lambda name: figure(cell, name))
 
 
-def lead(cell: Cell, policy: str = "adaptive", but: Sequence[str] = ()) -> float:
+def lead(cell: Cell) -> float:
     """Of one cell, as a share."""
-    return 1 - figure(cell, policy) / figure(cell, best(cell, but))
+    return 1 - figure(cell, "adaptive") / figure(cell, best(cell))
 
 
 def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> float:
@@ -82,11 +80,9 @@ def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> 
     return geometric(figure(c, one, name) / figure(c, over, name) for c in cells)
 
 
-def mean_lead(
-    cells: Sequence[Cell], policy: str = "adaptive", but: Sequence[str] = ()
-) -> float:
+def mean_lead(cells: Sequence[Cell]) -> float:
     """From the geometric mean of the ratios."""
-    return 1 - geometric(1 - lead(cell, policy, but) for cell in cells)
+    return 1 - geometric(1 - lead(cell) for cell in cells)
 
 
 def percent(share: float, form: str = "+.1f") -> str:
@@ -112,14 +108,9 @@ def place(cell: Cell) -> str:
 # ---- Regimes
 
 
-OURS = "align", "cap"
-"""Rivals that the wheel has, and that have its dispatch."""
-
-
 def regimes(results: Results) -> Rows:
     """By regime how `adaptive` compares with `off` and with the best rival."""
-    head = ["regime", "cells", "latency over `off`", "lead over other engines' rules"]
-    head += ["lead over the best", "first token over `off`", "within the limits"]
+    head = ["regime", "cells", "latency", "lead", "worst", "TTFT p50", "most"]
     rows: Rows = [head]
     by_regime = groups(results["regimes"]["cells"], "regime")
     everything = [cell for cells in by_regime.values() for cell in cells]
@@ -127,44 +118,27 @@ def regimes(results: Results) -> Rows:
         *((n, c) for (n,), c in by_regime.items()),
         ("all", everything),
     ]:
+        latency = f"{mean_ratio(cells, 'adaptive', 'off'):.2f}"
         rows.append(
-            [
-                name,
-                str(len(cells)),
-                f"{mean_ratio(cells, 'adaptive', 'off'):.2f}",
-                mean_median_worst(cells, OURS),
-                mean_median_worst(cells),
-                first_token_over_off(cells),
-                points_over_off(cells),
-            ]
+            [name, str(len(cells)), latency, *leads(cells), *first_token(cells)]
         )
     return rows
 
 
-def mean_median_worst(cells: Sequence[Cell], but: Sequence[str] = ()) -> str:
-    """Leads over the best rival but some; the worst with its rival and place."""
-    leads = [lead(cell, but=but) for cell in cells]
-    worst = cells[leads.index(min(leads))]
-    middle = [mean_lead(cells, but=but), statistics.median(leads), min(leads)]
-    numbers = "; ".join(f"{100 * each:+.1f}" for each in middle)
-    return f"{numbers} ({best(worst, but)}, {place(worst)})"
+def leads(cells: Sequence[Cell]) -> list[str]:
+    """Over the best rival: the mean, and the worst with its rival and place."""
+    worst = min(cells, key=lead)
+    place_of = f"{best(worst)}, {place(worst)}"
+    return [f"{100 * mean_lead(cells):+.1f}", f"{100 * lead(worst):+.1f} ({place_of})"]
 
 
-def first_token_over_off(cells: Sequence[Cell]) -> str:
-    """Of the medians: the mean, and the most."""
+def first_token(cells: Sequence[Cell]) -> list[str]:
+    """Of the medians over those of `off`: the mean, and the most."""
     most = max(
         figure(c, "adaptive", FIRST_TOKEN) / figure(c, "off", FIRST_TOKEN)
         for c in cells
     )
-    return f"{mean_ratio(cells, 'adaptive', 'off', FIRST_TOKEN):.2f}; {most:.2f}"
-
-
-def points_over_off(cells: Sequence[Cell]) -> str:
-    """How many more requests of a hundred keep the strict limits; the least."""
-    more = [
-        100 * (figure(c, "adaptive", STRICT) - figure(c, "off", STRICT)) for c in cells
-    ]
-    return f"{statistics.fmean(more):+.1f}; {min(more):+.1f}"
+    return [f"{mean_ratio(cells, 'adaptive', 'off', FIRST_TOKEN):.2f}", f"{most:.2f}"]
 
 
 def usual(results: Results) -> list[Cell]:
@@ -172,47 +146,14 @@ def usual(results: Results) -> list[Cell]:
     return select(results["regimes"]["cells"], regime=USUAL)
 
 
-WHOSE = (
-    "our dispatch alone",
-    "align, vLLM's dispatch",
-    "align",
-    "align, our order",
-    "adaptive, in order, vLLM's dispatch",
-    "adaptive, vLLM's dispatch",
-    "adaptive, in order",
-    "adaptive",
-)
-
-
-def whose(results: Results) -> Rows:
-    """What rule, dispatch and order bring, one after the other."""
-    cells = usual(results)
-    rows: Rows = [["served", "latency over `off`", "lead", "worst", "behind"]]
-    for name in WHOSE:
-        leads = [lead(cell, name) for cell in cells]
-        rows.append(
-            [
-                name,
-                f"{mean_ratio(cells, name, 'off'):.2f}",
-                percent(mean_lead(cells, name)),
-                percent(min(leads)),
-                f"{sum(each < BEHIND for each in leads)} of {len(leads)}",
-            ]
-        )
-    return rows
-
-
 def barrier(results: Results) -> Rows:
     """How much of what the barrier costs `adaptive` wins; times are in seconds."""
-    rows: Rows = [["trace, load", "`off`", "`adaptive`", "no barrier", "won"]]
+    rows: Rows = [["load", "`off`", "`adaptive`", "no barrier", "won"]]
     names = "off", "adaptive", "off, no barrier"
-    cells = results["barrier"]["cells"]
-    by_place = groups(cells, "of", "load")
-    by_place |= {("all", *load): found for load, found in groups(cells, "load").items()}
-    for (trace, load), found in by_place.items():
+    for (load,), found in groups(results["barrier"]["cells"], "load").items():
         means = [statistics.fmean(figure(c, n) for c in found) for n in names]
         times = (f"{mean / 1e3:.1f}" for mean in means)
-        rows.append([f"{trace}, {load_name(load)}", *times, won(*means)])
+        rows.append([load_name(load), *times, won(*means)])
     return rows
 
 
@@ -221,143 +162,40 @@ def won(off: float, adaptive: float, without: float) -> str:
     return percent((off - adaptive) / (off - without), ".0f")
 
 
-WITHIN = "TTFT ≤ 2 s, TPOT ≤ 100 ms"
+WITHIN = "within 2 s / 80 ms"
 """Its column is the share of requests that keep both limits, in per cent."""
-SEEN = ["TTFT p50, s", "times", "TTFT p99, s", "times", "TPOT, ms", WITHIN]
 
 
 def seen(cells: Sequence[Cell]) -> list[str]:
     """What users see, `off` → `adaptive`, means of the cells."""
-    columns = []
+    columns = [f"{mean_ratio(cells, 'adaptive', 'off'):.2f}"]
     for name, form, unit in (
         (FIRST_TOKEN, ".1f", 1e-3),
         (TAIL, ".1f", 1e-3),
         (TPOT, ".0f", 1),
-        ("goodput", ".0f", 100),
+        (STRICT, ".0f", 100),
     ):
         off, now = (
             unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
             for policy in ("off", "adaptive")
         )
         columns.append(f"{off:{form}} → {now:{form}}")
-        if "ttft" in name:
-            columns.append(f"{now / off:.1f}")
     return columns
-
-
-def first_tokens(results: Results) -> Rows:
-    """What users see in windows of traces."""
-    found = groups(usual(results), "of", "load").items()
-    rows = ([f"{of}, {load_name(load)}", *seen(cells)] for (of, load), cells in found)
-    return [["trace, load", *SEEN], *rows]
 
 
 POISSON = "requests come at random, drawn lengths"
 
 
-def poisson(results: Results) -> Rows:
-    """What users see where requests come at random; `first` is the number of ranks."""
-    rows: Rows = [["prompt / answer, ranks, load", *SEEN, "mean latency"]]
+def first_tokens(results: Results) -> Rows:
+    """What users see in windows of traces, and where requests come at random."""
+    head = ["requests, load", "latency", "TTFT p50, s", "TTFT p99, s", "TPOT, ms"]
+    rows: Rows = [[*head, WITHIN]]
+    for (of, load), cells in groups(usual(results), "of", "load").items():
+        rows.append([f"{of}, {load_name(load)}", *seen(cells)])
     for cell in select(results["regimes"]["cells"], regime=POISSON):
-        place = f"{cell['of']}, {cell['first']}, {load_name(cell['load'])}"
-        latency = figure(cell, "adaptive") / figure(cell, "off")
-        rows.append([place, *seen([cell]), f"{latency:.2f}"])
+        where = f"{cell['of']}, {cell['first']} ranks, {load_name(cell['load'])}"
+        rows.append([where, *seen([cell])])
     return rows
-
-
-def attained(results: Results) -> Rows:
-    """Shares of requests within the limits, in per cent, and latency per token."""
-    names = [*LIMITS][1:]
-    head = ["cell", *(f"{each:,} / {other}" for each, other in [*LIMITS.values()][1:])]
-    rows: Rows = [[*head, "latency per token, P90, ms"]]
-    cells = [*usual(results), *select(results["regimes"]["cells"], regime=POISSON)]
-    by_place: dict[str, list[Cell]] = {}
-    for cell in cells:
-        ranks = f", {cell['first']} ranks" * (cell["regime"] == POISSON)
-        where = f"{cell['of']}{ranks}, {load_name(cell['load'])}"
-        by_place.setdefault(where, []).append(cell)
-    for where, found in by_place.items():
-        rows.append([where])
-        for name in (*names, "p90_per_token_ms"):
-            unit = 100 if name in LIMITS else 1
-            means = (
-                unit * statistics.fmean(figure(c, policy, name) for c in found)
-                for policy in ("off", "adaptive")
-            )
-            rows[-1].append(" → ".join(f"{each:.0f}" for each in means))
-    rows.append([f"cells of {len(cells)} in which 99 % keep both"])
-    for name in names:
-        kept = (
-            sum(figure(c, policy, name) >= 0.99 for c in cells)
-            for policy in ("off", "adaptive")
-        )
-        rows[-1].append(" → ".join(map(str, kept)))
-    rows[-1].append("")
-    return rows
-
-
-def ahead_in_both(results: Results) -> Rows:
-    """Where a rival has a shorter latency, and more requests within the limits."""
-    rows: Rows = [["rule", "cells", "most ahead in latency", "points more within"]]
-    cells = results["regimes"]["cells"]
-    for name in rivals(usual(results)[0]):
-        found = [
-            (
-                1 - figure(c, name) / figure(c, "adaptive"),
-                100 * (figure(c, name, STRICT) - figure(c, "adaptive", STRICT)),
-                f"{c['regime']}: {place(c)}",
-            )
-            for c in cells
-            if name in c["policies"]
-        ]
-        having = len(found)
-        if found := [each for each in found if each[0] > 0 and each[1] > 0]:
-            most, points, where = max(found)
-            ahead = f"{100 * most:.1f} % ({where})"
-            rows.append([name, f"{len(found)} of {having}", ahead, f"{points:.1f}"])
-    return rows
-
-
-def by_load(results: Results) -> Rows:
-    """Mean time in seconds of each rule, a mean of the windows."""
-    cells = usual(results)
-    names = ["adaptive", *rivals(cells[0])]
-    rows: Rows = [["trace, load", *names]]
-    for (trace, load), found in groups(cells, "of", "load").items():
-        times = (statistics.fmean(figure(c, n) for c in found) / 1e3 for n in names)
-        rows.append([f"{trace}, {load_name(load)}", *(f"{each:.1f}" for each in times)])
-    return rows
-
-
-def of_rivals(results: Results) -> Rows:
-    """How each rival compares with `adaptive` over all cells in which it is run."""
-    cells = results["regimes"]["cells"]
-    rows: Rows = [["rule", "latency over `adaptive`", "least", "most", "ahead"]]
-    for name in rivals(usual(results)[0]):
-        having = [cell for cell in cells if name in cell["policies"]]
-        ratios = [figure(cell, name) / figure(cell, "adaptive") for cell in having]
-        ahead = sum(ratio < 1 + BEHIND for ratio in ratios)
-        numbers = geometric(ratios), min(ratios), max(ratios)
-        rows.append([name, *(f"{n:.2f}" for n in numbers), f"{ahead} of {len(having)}"])
-    return rows
-
-
-def by_trace(results: Results, head: Sequence[str], name: str, *pairs: str) -> Rows:
-    """Of each trace the mean and the most of a figure of a policy over another."""
-    rows: Rows = [["trace", *head]]
-    for (trace,), cells in groups(usual(results), "of").items():
-        rows.append([trace])
-        for one, over in zip(pairs[::2], pairs[1::2], strict=True):
-            ratios = [figure(c, one, name) / figure(c, over, name) for c in cells]
-            rows[-1] += [f"{geometric(ratios):.2f}", f"{max(ratios):.2f}"]
-    return rows
-
-
-def servers(results: Results) -> Rows:
-    """As many API servers as ranks over one, of `adaptive` and of `off`."""
-    head = "`adaptive`", "most", "`off`", "most"
-    pairs = ((name, f"{name}, one API server") for name in ("adaptive", "off"))
-    return by_trace(results, head, MEAN, *(each for pair in pairs for each in pair))
 
 
 def one_rank(results: Results) -> Rows:
@@ -402,8 +240,8 @@ def deployment(cell: Cell) -> str:
 
 def deployments(results: Results) -> Rows:
     """On A3 as upstream's tests have it, by deployment."""
-    head = ["deployment", "`off`, tok/s", "`cap`", "`adaptive`", "over the best rival"]
-    rows: Rows = [head]
+    head = ["deployment", "`off`, tok/s", "`cap`", "`adaptive`"]
+    rows: Rows = [[*head, "over the best other rule"]]
     for cell in select(results["deployments"]["cells"], device="A3, padded"):
         off = figure(cell, "off", SERVED)
         gains = (figure(cell, n, SERVED) / off - 1 for n in ("cap", "adaptive"))
@@ -421,13 +259,13 @@ def deployments(results: Results) -> Rows:
 def devices(results: Results) -> Rows:
     """Over all deployments, by device."""
     rows: Rows = [["`adaptive` over", "device", "mean", "median", "least to most"]]
-    for over in ("cap", "off", None):
+    for over in ("cap", None):
         for (device,), cells in groups(
             results["deployments"]["cells"], "device"
         ).items():
             ratios = [1 + served_lead(cell, over) for cell in cells]
             mean, median = geometric(ratios), statistics.median(ratios)
-            row = [f"`{over}`" if over else "the best rival", device]
+            row = [f"`{over}`" if over else "the best other rule", device]
             ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append([*row, f"{mean:.2f}", f"{median:.2f}", ends])
     return rows
@@ -481,7 +319,7 @@ def baselines(results: Results) -> Rows:
 def agents(results: Results) -> Rows:
     """Sessions: mean time and TTFT p99 in seconds, prompt tokens computed in %."""
     form = "{mean_e2el_s:.0f} / {p99_ttft_s:.0f} / {computed:.0%}"
-    head = ["sessions", "`off`", "`adaptive`", "the best rival", "which"]
+    head = ["sessions", "`off`", "`adaptive`", "the best other rule", "which"]
     rows: Rows = [head]
     for cell in select(results["agents"]["cells"], role="both"):
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
@@ -685,14 +523,7 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
         headline,
         regimes,
         barrier,
-        whose,
         first_tokens,
-        attained,
-        ahead_in_both,
-        poisson,
-        by_load,
-        of_rivals,
-        servers,
         one_rank,
         deployments,
         devices,

@@ -9,15 +9,15 @@ from transformers import AutoModelForCausalLM
 from hugging_face import MARGIN
 from vllm_balance.reference.tiny_models import Eagle3LlamaForCausalLM
 
-DRAFTED_BY = ("mtp", "eagle3", "draft_model")
+DRAFTED_BY = ("mtp", "eagle3")
 
 
 class Drafter:
-    """Drafts after a text, from the target's hidden states or from the text alone."""
+    """Drafts after a text, from the target's hidden states."""
 
     def __init__(self, method, models):
         torch.set_num_threads(1)
-        self._next = {"mtp": self._mtp, "eagle3": self._eagle3}.get(method)
+        self._next = {"mtp": self._mtp, "eagle3": self._eagle3}[method]
         target = load(models / "deepseek", num_hidden_layers=3)
         *layers, self._layer = target.model.layers
         target.model.layers = torch.nn.ModuleList(layers)
@@ -27,37 +27,29 @@ class Drafter:
             weights = load_file(models / "deepseek" / "model.safetensors")
             self._both = weights["model.layers.2.eh_proj.weight"]
             self._head = target.lm_head
-        elif method == "eagle3":
+        else:
             folder = models / "eagle3"
             head = Eagle3LlamaForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager"
             )
             self._eagle, self._rope, self._head = head, head.rotary_emb, head.lm_head
-        else:
-            self._draft = load(models / "draft")
         self.drafts = cache(self._drafts)
 
     @torch.no_grad()
     def _drafts(self, text, count):
         """Tokens that follow the text; up to one that is nearly a tie."""
         tokens = torch.tensor(text)
-        if self._next is None:
-            states = None
-        else:
-            found = self._target(tokens[None, :-1], output_hidden_states=True)
-            mtp = self._next == self._mtp
-            states = found.hidden_states[-1 if mtp else 1][0]
-            if not mtp:
-                states = self._eagle.fc(states)
+        output = self._target(tokens[None, :-1], output_hidden_states=True)
+        mtp = self._next == self._mtp
+        states = output.hidden_states[-1 if mtp else 1][0]
+        if not mtp:
+            states = self._eagle.fc(states)
         drafts: list[int] = []
         while len(drafts) < count:
-            if states is None:
-                logits = self._draft(tokens[None]).logits[0, -1]
-            else:
-                embedded = self._target.embed_tokens(tokens[1:])
-                last = self._next(embedded, states)[-1:]
-                states = torch.cat([states, last])
-                logits = self._head(norm(last))[0]
+            embedded = self._target.embed_tokens(tokens[1:])
+            last = self._next(embedded, states)[-1:]
+            states = torch.cat([states, last])
+            logits = self._head(norm(last))[0]
             best, second = logits.topk(2).values
             if (best - second) / logits.std() < MARGIN:
                 break

@@ -93,7 +93,7 @@ NGRAM_GPU = {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "method": "ngr
         ),
         (
             {"speculative_config": NGRAM_GPU},
-            "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3, draft_model",
+            "method=ngram_gpu: .* drafts by one of ngram, mtp, eagle3",
         ),
     ],
 )

@@ -100,7 +100,7 @@ def drafter_of(drafting_models):
 def run(models, method, count, policy, asynchronous):
     speculation = {"method": method, "num_speculative_tokens": count}
     if method != "mtp":
-        speculation["model"] = str(models / method.removesuffix("_model"))
+        speculation["model"] = str(models / method)
     with ranks_with_the_model(
         DraftingEngine,
         models / "deepseek",

@@ -3,16 +3,25 @@
 Tables that are made of results are compared in `bench/test_simulated.py`.
 """
 
+import json
 import re
 import shlex
 import subprocess
+import sys
 from collections import Counter
+from operator import truediv
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 import yaml
 
+import tables
+from balance_tools.series.apply import load_series
+from balance_tools.series.lint import SECURITY
+from balance_tools.series.patchfile import ADDED
 from vllm_balance import cli
+from vllm_balance.simulator.step_time.presets import PRESETS
 from vllm_balance.trial import command as command_of_trial
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +34,7 @@ REPORTS = [
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *REPORTS])
 PROMPT = re.compile(r"^(?:\w+)?[$#] (.*)$", re.M)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+PAIR = "adaptive", "off"
 COMMAND = re.compile(r"\bvllm[-_]balance ((?:simulate|recommend|trial) .*)")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -89,6 +99,31 @@ def our_parser_takes(given):
         assert cli.parser().parse_args(given)
 
 
+def shown(page):
+    """Of the commands that any Python runs in a clone, the output that is shown."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
+        for part in f"\n{block}".split("\n$ "):
+            command, _, output = part.replace("\\\n", " ").partition("\n")
+            if command.startswith("python3 -m vllm_balance recommend") and output:
+                yield shlex.split(command)[1:], output.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_recommend_says_what_is_shown(page):
+    ((options, output),) = shown(ROOT / page)
+    command = [sys.executable, *options, "--disable-tqdm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert output in done.stdout
+
+
+def test_each_preset_of_a_device_is_for_some_model():
+    """As far as the table goes that says which."""
+    page = (ROOT / "docs" / "models.md").read_text().partition("## Which preset")[2]
+    named = {*re.findall(r"`(a\d-[\w-]+)`", page)}
+    assert named == {name for name in PRESETS if name.startswith("a")}
+
+
 def test_commands_were_found():
     assert sum(len(commands(page)) for page in PAGES) > 50
 
@@ -136,17 +171,50 @@ def test_operators_go_back_when_the_alerts_fire():
         assert rules[name]["for"] == f"{minutes}m"
 
 
-def figures(text):
-    """Of each section the numbers but those of links, and those of tables in order."""
-    sections = re.split(r"^## .*$", re.sub(r"\]\([^)]*\)", "]", text), flags=re.M)
-    tables = ["\n".join(re.findall(r"^\|.*", each, re.M)) for each in sections]
-    number = re.compile(r"\d+(?:[.,]\d+)*")
-    numbers = [Counter(number.findall(each)) for each in sections]
-    return list(zip(numbers, map(number.findall, tables), strict=True))
+SCREEN = README.partition("\n## ")[0]
+"""What a reader sees first."""
+
+
+def figures(screen):
+    """Of each row of a table and each item of a list the numbers, in any order."""
+    rows = re.findall(r"^(?:\| |- ).*(?:\n {2}.*)*", screen, re.MULTILINE)
+    number = re.compile(r"\d+(?:\.\d+)*")
+    return [Counter(number.findall(re.sub(r"\]\([^)]*\)", "]", row))) for row in rows]
 
 
 def test_the_chinese_readme_has_the_figures_of_the_english_one():
-    """Those of its five sections, which are the first ones."""
-    chinese = figures((ROOT / "README.zh.md").read_text(encoding="utf-8"))
-    assert len(chinese) == 5
-    assert chinese == figures(README)[:5]
+    chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    found = figures(chinese.partition("\n## ")[0])
+    assert found == figures(SCREEN)
+    assert sum(map(bool, found)) >= 7
+    (advice,) = re.findall(r"^Use --data-parallel-balance .*", README, re.MULTILINE)
+    assert advice in chinese
+
+
+def test_the_readme_counts_patched_lines_and_vulnerabilities():
+    patches = load_series(ROOT / "patches" / "vllm").patches
+    hooks = [patch for patch in patches if not patch.name.startswith(SECURITY)]
+    lines = sum(patch.count(ADDED) for patch in hooks)
+    assert f"The hooks in vLLM are {lines} patched lines" in README
+    answer = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    (fixed, still_open) = re.findall(r"(\d+) (?:are )?(?:fixed|open)", answer)[:2]
+    assert f"**{fixed} published vulnerabilities fixed,**" in SCREEN
+    assert f"[{still_open} are open]" in SCREEN
+
+
+def test_the_readme_says_what_real_ranks_measured():
+    """Means of the workloads, and the least and the most."""
+    results = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "bench" / "results").glob("real-*.json")
+    }
+    cells = [cell["policies"] for _, cell in tables.measured(results)]
+    latency = [cell["adaptive"]["ratio"][0] for cell in cells]
+    first = [
+        geometric_mean(map(truediv, *(cell[n]["median_ttft_ms"] for n in PAIR)))
+        for cell in cells
+    ]
+    for ratios in (latency, first):
+        assert f"{geometric_mean(ratios):.2f}x" in SCREEN
+        assert f"({min(ratios):.2f}x to {max(ratios):.2f}x)" in SCREEN
+    assert f"over {len(cells)} workloads" in SCREEN

@@ -54,7 +54,7 @@ class StandIn:
         return [json.loads(line) for line in lines]
 
 
-def make_stand_in(folder, versions=VERSIONS, cann="9.1.0"):
+def make_stand_in(folder):
     """Write a complete toolchain into `folder`."""
     for name in ("bin", "home", "site"):
         (folder / name).mkdir(parents=True)
@@ -65,9 +65,9 @@ def make_stand_in(folder, versions=VERSIONS, cann="9.1.0"):
     _file(folder / "cann/tools/tikcpp/ascendc_kernel_cmake/ascendc.cmake")
     _file(folder / "cann/bin/setenv.bash")
     info = f"{platform.machine()}-linux/ascend_toolkit_install.info"
-    _file(folder / "cann" / info, f"package_name=toolkit\nversion={cann}\n")
+    _file(folder / "cann" / info, "package_name=toolkit\nversion=9.1.0\n")
     _file(folder / "atb/lib/libatb.so")
-    for name, version in versions.items():
+    for name, version in VERSIONS.items():
         info = f"{name.replace('-', '_')}-{version}.dist-info/METADATA"
         _file(
             folder / "site" / info,

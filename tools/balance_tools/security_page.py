@@ -23,7 +23,7 @@ from balance_tools.files import write_atomically
 from balance_tools.paths import Paths
 from balance_tools.rebase.line import all_lines
 from balance_tools.series.apply import load_series
-from balance_tools.series.mended import patched_in
+from balance_tools.series.fixed import patched_in
 from balance_tools.text import read_text, table
 from balance_tools.upstream.lock import load_lock
 
@@ -34,7 +34,7 @@ END = "<!-- end -->"
 WORST = ("critical", "high")
 TITLES = {
     AdvisoryState.OPEN: ("Open", "what to do"),
-    AdvisoryState.MENDED: ("Fixed here", "the patch, and what fails without it"),
+    AdvisoryState.FIXED: ("Fixed here", "the patch, and what fails without it"),
     AdvisoryState.NOT_AFFECTED: ("Not affected", "why"),
 }
 
@@ -64,7 +64,7 @@ def summary(pin: Sequence[Answer]) -> str:
     left = _count(worst, AdvisoryState.OPEN)
     unverified = sum(bool(each.advisory.unverified) for each in pin)
     text = (
-        f"**{_count(pin, AdvisoryState.MENDED)} are fixed here, "
+        f"**{_count(pin, AdvisoryState.FIXED)} are fixed here, "
         f"{_count(pin, AdvisoryState.NOT_AFFECTED)} do not apply, and {len(is_open)} "
         f"are open**: {len(aided)} with a workaround"
     )
@@ -119,7 +119,7 @@ def _said(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
     if answer.advisory.unverified:
         remark = f"unverified: {answer.advisory.unverified}"
-    if answer.state is AdvisoryState.MENDED:
+    if answer.state is AdvisoryState.FIXED:
         test = re.sub(r"^(?:\w+/)*", "", text)
         text = f"{patches[answer.advisory.id]}, [{test}]({text.partition('::')[0]})"
     return f"{text}. *{remark[0].upper()}{remark[1:]}*" if remark else text

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-DRAFTED_BY = ("ngram", "mtp", "eagle3", "draft_model")
+DRAFTED_BY = ("ngram", "mtp", "eagle3")
 """Methods of speculation that run, by the names that ``SpeculativeConfig`` has."""
 
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -67,6 +67,9 @@ def _refusals(config: Any) -> Iterator[tuple[str, str]]:
     if config.speculative_config is not None and method not in DRAFTED_BY:
         flag = f"--speculative-config method={method}"
         yield flag, f"drafts by one of {', '.join(DRAFTED_BY)}"
+    if getattr(config.speculative_config, "parallel_drafting", False):
+        flag = "--speculative-config parallel_drafting"
+        yield flag, "drafts one token after the other; leave it out"
     if method == "ngram" and find_spec("numba") is None:
         advice = "needs numba for method ngram, as every vLLM does; pip install numba"
         yield "--speculative-config", advice

@@ -3,9 +3,9 @@
     python -m vllm_balance.reference.tiny_models --out DIR [--model NAME]
 
 ``moe`` is a mixture of experts, ``dense`` is none. ``deepseek`` is a mixture of experts
-with a layer for MTP; ``eagle3`` and ``draft`` draft for it, too. ``large`` is a mixture
-of experts whose prompts really take time on a CPU core: 87 million parameters unless
-options say otherwise. It is made only by its name.
+with a layer for MTP; ``eagle3`` drafts for it, too. ``large`` is a mixture of experts
+whose prompts really take time on a CPU core: 87 million parameters unless options say
+otherwise. It is made only by its name.
 
 The weights are float32 and seeded: equal versions of torch, transformers and
 tokenizers write equal bytes. Scales are chosen so that greedy text keeps changing and
@@ -249,20 +249,7 @@ def make_eagle3(vocabulary: int) -> torch.nn.Module:
         outputs = torch.eye(hidden).view(heads).repeat_interleave(copies, 0)
         attention.o_proj.weight.copy_(outputs.reshape(-1, hidden).T / copies)
         model.fc.weight *= SHARE
-    return _with_ends_of(make_deepseek(vocabulary), model)
-
-
-def make_draft(vocabulary: int) -> torch.nn.Module:
-    """A draft model for ``deepseek``: a dense Qwen3 of one layer."""
-    config = transformers.Qwen3Config(
-        vocab_size=vocabulary, **SHAPE | {"num_hidden_layers": 1}
-    )
-    model = _softened(transformers.Qwen3ForCausalLM(config))
-    return _with_ends_of(make_deepseek(vocabulary), model)
-
-
-def _with_ends_of(target: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """The model with the embeddings and the head of the target."""
+    target = make_deepseek(vocabulary)
     inputs = target.get_input_embeddings().state_dict()
     model.get_input_embeddings().load_state_dict(inputs)
     model.lm_head.load_state_dict(target.lm_head.state_dict())
@@ -274,7 +261,6 @@ MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "dense": make_dense,
     "deepseek": make_deepseek,
     "eagle3": make_eagle3,
-    "draft": make_draft,
     "large": make_large,
 }
 TINY = [name for name in MODELS if name != "large"]

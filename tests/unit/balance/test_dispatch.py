@@ -25,14 +25,6 @@ def send(dispatch, request, prompt_tokens):
     return rank
 
 
-def test_the_least_prompt_tokens_win():
-    dispatch = Dispatch(3, slots=8)
-    sent = [send(dispatch, i, tokens) for i, tokens in enumerate((4000, 100, 900))]
-    assert sent == [0, 1, 2]
-    assert send(dispatch, 3, 100) == 1
-    assert send(dispatch, 4, 100) == 1, "400 + 2 x 150 tokens are less than 900 + 150"
-
-
 def test_the_least_context_wins_answers_included():
     dispatch = Dispatch(2, 8, TO_ATTEND)
     assert (send(dispatch, 0, 5000), send(dispatch, 1, 4000)) == (0, 1)
@@ -62,14 +54,6 @@ def test_a_cached_prompt_waits_for_three_times_its_tokens_but_not_for_five(
     dispatch.ended(0)
     dispatch.sent(1, 0, waiting)
     assert dispatch.choose(prompt) == rank
-
-
-@pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])
-def test_a_rank_with_a_free_slot_comes_first(weights):
-    dispatch = Dispatch(2, 1, weights)
-    assert send(dispatch, 0, 1) == 0
-    assert send(dispatch, 1, 9000) == 1
-    assert send(dispatch, 2, 1) == 0, "no rank has a free slot"
 
 
 def front_ends(ranks, slots, servers, *cache):
@@ -134,16 +118,6 @@ def test_load_wins_over_a_prefix_by_the_same_formula():
     dispatch.ended(2)
     dispatch.sent(3, 0, 2)
     assert send_text(dispatch, 4, session(0, 10)) == 1
-
-
-def test_front_ends_hear_what_ranks_have_computed():
-    first, second, third = front_ends(3, 8, 3, 1000, CHUNK)
-    send_text(first, 0, session(0, 10), pin=2)
-    assert send_text(second, 0, session(0, 10)) == 1, "it is not computed yet"
-    first.answered(0, 1)
-    first.ended(0)
-    second.ended(0)
-    assert {send_text(each, 1, session(0, 12)) for each in (second, third)} == {2}
 
 
 def test_prompts_that_are_sent_and_given_up_change_no_later_choice():

@@ -64,17 +64,6 @@ def test_sessions_stay_with_their_prefix(tmp_path):
     assert found["prefix-aware"][1] <= 1.02 * found["trtllm-kv-aware"][1]
 
 
-def test_api_servers_tell_each_other_where_prefixes_are():
-    backends = Backends(3, random.Random(0), api_servers=3, slots=8)
-    servers = LOAD_BALANCERS["prefix-aware"](backends)
-    prompt = SimRequest(0, 2048, 1, hash_ids=tuple(range(128)))
-    prompt.rank = servers[0].choose(prompt)
-    servers[0].first_token(prompt)
-    servers[0].finished(prompt)
-    again = SimRequest(1, 2048, 1, hash_ids=tuple(range(128)))
-    assert {server.choose(again) for server in servers[1:]} == {prompt.rank}
-
-
 def test_by_context_the_answer_that_has_passed_counts():
     backends = Backends(
         2,

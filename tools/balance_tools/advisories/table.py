@@ -1,6 +1,6 @@
 """The table advisories.toml: what is published of vLLM, and what holds for a release.
 
-Which advisories a patch mends stands in the patch: fields `Advisory`, and `Mended-In`,
+Which advisories a patch mends stands in the patch: fields `Advisory`, and `Fixed-In`,
 the release of its package from which on the patch is left out. So the table need not
 change when a patch comes or goes.
 """
@@ -31,7 +31,7 @@ GHSA = re.compile(r"GHSA(-[2-9cfghjmpqrvwx]{4}){3}")
 
 class AdvisoryState(Enum):
     OPEN = "open"
-    MENDED = "fixed here"
+    FIXED = "fixed here"
     NOT_AFFECTED = "not affected"
     UPSTREAM = "fixed upstream"
 
@@ -65,7 +65,7 @@ class Advisory:
     def affects(self, release: Version) -> bool:
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
-    def mended_in(self, release: Version) -> bool:
+    def is_fixed_in(self, release: Version) -> bool:
         """Whether the release is newer than all that are affected."""
         ends = (one for one in SpecifierSet(self.affected) if "<" in one.operator)
         return not all(one.contains(release, prereleases=True) for one in ends)
@@ -82,7 +82,7 @@ class Answer:
         one = self.advisory
         texts = {
             AdvisoryState.OPEN: one.workaround or "nothing is known",
-            AdvisoryState.MENDED: one.test,
+            AdvisoryState.FIXED: one.test,
             AdvisoryState.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
             AdvisoryState.UPSTREAM: f"affected: {one.affected}",
         }
@@ -101,12 +101,12 @@ class Table:
 
 
 def _state(one: Advisory, release: Version, patched: Collection[str]) -> AdvisoryState:
-    if one.mended_in(release):
+    if one.is_fixed_in(release):
         return AdvisoryState.UPSTREAM
     if not one.affects(release):
         return AdvisoryState.NOT_AFFECTED
     if one.id in patched:
-        return AdvisoryState.MENDED
+        return AdvisoryState.FIXED
     return AdvisoryState.NOT_AFFECTED if one.not_affected else AdvisoryState.OPEN
 
 

@@ -33,7 +33,7 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
     pristine = ensure_pristine(lock.vllm_ascend, paths)
     stage = stage_of(paths, lock, choice, None)
     assert stage is not None
-    toolchain = find_toolchain(pristine, choice)
+    toolchain = find_toolchain(choice)
     inputs = {**stage.inputs, "toolchain": toolchain.description}
     if stage.made_from() == inputs:
         return

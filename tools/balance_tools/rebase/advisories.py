@@ -14,7 +14,7 @@ from balance_tools.advisories.table import (
 )
 from balance_tools.paths import Paths
 from balance_tools.rebase.move import Moved
-from balance_tools.series.mended import patched_in
+from balance_tools.series.fixed import patched_in
 from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
@@ -40,7 +40,7 @@ def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list
         new.advisory.id
         for old, new in zip(before, after, strict=True)
         if new.state is AdvisoryState.UPSTREAM
-        and old.state in (AdvisoryState.OPEN, AdvisoryState.MENDED)
+        and old.state in (AdvisoryState.OPEN, AdvisoryState.FIXED)
     ]
     lines = [
         "",

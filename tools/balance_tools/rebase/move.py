@@ -25,7 +25,7 @@ from balance_tools.series.apply import (
     patched_files,
     patched_steps,
 )
-from balance_tools.series.mended import is_mended
+from balance_tools.series.fixed import is_fixed
 from balance_tools.series.patchfile import FilePatch, Patch, parse_patch
 
 NO_CLEAR_PLACE = (PatchStatus.CONFLICT, PatchStatus.TARGET_DELETED)
@@ -94,13 +94,9 @@ def move_series(
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
         mine = own.get(key, patch)
-        mended = is_mended(patch, version)
-        if mine is None or mended:
-            why = (
-                f"mended in {patch.header.get('Mended-In')}"
-                if mended
-                else "by a person"
-            )
+        fixed = is_fixed(patch, version)
+        if mine is None or fixed:
+            why = f"fixed in {patch.header.get('Fixed-In')}" if fixed else "by a person"
             said = (f"left out: {why}",)
             results.append(
                 PatchResult(*key, PatchStatus.UNTOUCHED, (), said, dropped=True)

@@ -35,51 +35,40 @@ SOURCE = "GitHub Advisories"
 
 
 def documents_of(plan: WheelPlan) -> dict[str, str]:
-    bill = bill_of(plan)
-    made = {BILL: bill, VEX: vex_of(plan, bill), OPEN_VEX: open_vex_of(plan)}
-    return {name: json.dumps(made[name], indent=1) + "\n" for name in made}
+    """By file name the text of each.
 
-
-def bill_of(plan: WheelPlan) -> Document:
+    The VEX is a document of its own, for scanners take it apart from the bill; it names
+    what it is about by the bill's serial number. Those that take OpenVEX know the wheel
+    by its purl.
+    """
+    address = purl(plan.settings.name, plan.version)
+    gathered = f"{plan.advisories.gathered}T00:00:00Z"
     whole = _component(plan.settings.name, plan.version, plan.target.license)
     whole |= {"bom-ref": "wheel", "description": plan.settings.summary}
     parts = [_upstream(plan, package) for package in plan.target.packages]
     parts.append(_component(GUARD, plan.version, OURS_LICENCE))
     refs = [part["bom-ref"] for part in parts]
-    return _cyclone_dx(
+    bill = _cyclone_dx(
         metadata={"component": whole},
         components=parts,
         dependencies=[{"ref": "wheel", "dependsOn": refs}],
     )
-
-
-def vex_of(plan: WheelPlan, bill: Document) -> Document:
-    """What holds in the wheel of a bill, as of the day when the table was gathered.
-
-    A document of its own, for scanners take it apart from the bill; it names what it
-    is about by the bill's serial number.
-    """
     serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
-    ref = quote(purl(plan.settings.name, plan.version), safe="")
-    targets = [{"ref": f"{serial}/{bill['version']}#{ref}"}]
-    return _cyclone_dx(
-        metadata={"timestamp": f"{plan.advisories.gathered}T00:00:00Z"},
-        vulnerabilities=[_said(one) | {"affects": targets} for one in plan.answers],
-    )
-
-
-def open_vex_of(plan: WheelPlan) -> Document:
-    """The same for scanners that take OpenVEX: they know the wheel by its purl."""
-    products = [{"@id": purl(plan.settings.name, plan.version)}]
+    target = {"ref": f"{serial}/{bill['version']}#{quote(address, safe='')}"}
+    vulnerabilities = [_said(one) | {"affects": [target]} for one in plan.answers]
+    vex = _cyclone_dx(metadata={"timestamp": gathered}, vulnerabilities=vulnerabilities)
+    products = [{"@id": address}]
     statements = [_statement(one) | {"products": products} for one in plan.answers]
-    return {
+    open_vex = {
         "@context": "https://openvex.dev/ns/v0.2.0",
         "@id": f"urn:uuid:{_uuid(statements)}",
         "author": GUARD,
-        "timestamp": f"{plan.advisories.gathered}T00:00:00Z",
+        "timestamp": gathered,
         "version": 1,
         "statements": statements,
     }
+    made = {BILL: bill, VEX: vex, OPEN_VEX: open_vex}
+    return {name: json.dumps(made[name], indent=1) + "\n" for name in made}
 
 
 def purl(name: str, version: str) -> str:
@@ -110,12 +99,10 @@ def _upstream(plan: WheelPlan, package: str) -> Document:
         "ancestors": [_file(sdist, own)],
         "patches": [_patch(patch) for patch in series.patches],
     }
-    urls = (line.partition(", ") for line in values_of(upstream, "Project-URL"))
-    websites = [
-        {"type": "website", "url": u} for kind, _, u in urls if kind == "Homepage"
-    ]
-    if websites:
-        part["externalReferences"] = websites
+    for line in values_of(upstream, "Project-URL"):
+        kind, _, url = line.partition(", ")
+        if kind == "Homepage":
+            part["externalReferences"] = [{"type": "website", "url": url}]
     if package == PLUGIN and plan.kernels and plan.kernels.wheel:
         part["components"] = [_file(plan.kernels.wheel, own)]
     return part
@@ -140,15 +127,19 @@ def _file(artifact: Artifact, licence: str) -> Document:
 
 
 def _patch(patch: patchfile.Patch) -> Document:
-    said = (patch.header.get("Description") or "").partition("\n")[0]
-    fixed = [
-        {"type": "security", "id": name, "source": _source(name)}
-        for name in patch.header.advisories
-    ]
+    purpose = (patch.header.get("Description") or "").partition("\n")[0]
     text = {"contentType": "text/plain", "content": patch.raw.decode("utf-8")}
-    purpose = {"type": "enhancement", "name": patch.name, "description": said}
-    resolves = [purpose, *fixed]
-    return {"type": "unofficial", "diff": {"text": text}, "resolves": resolves}
+    return {
+        "type": "unofficial",
+        "diff": {"text": text},
+        "resolves": [
+            {"type": "enhancement", "name": patch.name, "description": purpose},
+            *(
+                {"type": "security", "id": name, "source": _source(name)}
+                for name in patch.header.advisories
+            ),
+        ],
+    }
 
 
 def _source(advisory: str) -> Document:
@@ -157,7 +148,7 @@ def _source(advisory: str) -> Document:
 
 IN_WORDS = {
     AdvisoryState.OPEN: ("exploitable", "affected"),
-    AdvisoryState.MENDED: ("resolved_with_pedigree", "fixed"),
+    AdvisoryState.FIXED: ("resolved_with_pedigree", "fixed"),
     AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
     AdvisoryState.UPSTREAM: ("resolved", "fixed"),
 }
@@ -174,7 +165,7 @@ def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
         state = UNKNOWN[number]
     if answer.state is AdvisoryState.NOT_AFFECTED:
         why = {"justification": (ABSENT if one.lacks else UNUSED)[number]}
-    fails = " fails without the patch" * (answer.state is AdvisoryState.MENDED)
+    fails = " fails without the patch" * (answer.state is AdvisoryState.FIXED)
     return one, state, why, answer.text + fails
 
 

@@ -37,7 +37,7 @@ from balance_tools.kernels.stage import Stage, stage_of
 from balance_tools.manifest import MANIFEST_NAME, Manifest, files_of_ours, ignored_in
 from balance_tools.paths import LOCK_NAME, Paths
 from balance_tools.run import refuse_missing
-from balance_tools.series.mended import patched_in
+from balance_tools.series.fixed import patched_in
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
