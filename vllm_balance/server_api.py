@@ -242,11 +242,9 @@ class Endpoint:
         """
         self._policy("POST", json={"policy": policy})
         end = time.monotonic() + SWITCH_S
-        while True:
-            self.ask()  # ranks that rest take it in their next step
-            found = self._policy("GET")
-            if found["policy"] == policy:
-                break
+        while (found := self._policy("GET"))["policy"] != policy:
+            if not found["running"]:
+                self.ask()  # ranks that rest take it in their next step
             if found["wanted"] != policy or time.monotonic() > end:
                 raise UsageError(
                     f"{self.url}{PATH}: serves with {found['policy']}, and wants "
