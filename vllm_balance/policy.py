@@ -100,7 +100,7 @@ def change(
                 "take 32 long steps after off, or a step hangs: see `vllm-balance "
                 "doctor --pid`."
             )
-        if send:
+        if send and not state["running"]:
             send()
         time.sleep(PAUSE_S)
         state = ask(url, insecure=insecure)

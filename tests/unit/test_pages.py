@@ -147,6 +147,13 @@ def test_the_architecture_names_each_file_with_a_hook_for_balance():
     assert sorted(named) == sorted(touched)
 
 
+def test_upstreams_cases_add_up():
+    page = (ROOT / "docs" / "reference-platform.md").read_text()
+    table = page.partition("### Upstream's deployments")[2].partition("\n##")[0]
+    said = int(re.findall(r"Of (\d+) cases", table)[0])
+    assert sum(map(int, re.findall(r"^\| (\d+) \|", table, re.M))) == said
+
+
 def test_operators_go_back_when_the_alerts_fire():
     """After as long, and at the same thresholds."""
     page = (ROOT / "docs" / "operations.md").read_text()
