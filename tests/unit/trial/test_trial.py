@@ -436,6 +436,11 @@ def test_a_folder_that_has_something_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has something already"):
         command._refuse_taken(tmp_path)
     command._refuse_taken(tmp_path / "new")
+    (begun := tmp_path / "begun" / "report").mkdir(parents=True)
+    command._refuse_taken(begun.parent)
+    (begun / "report.json").touch()
+    with pytest.raises(UsageError, match="has something already"):
+        command._refuse_taken(begun.parent)
 
 
 def test_a_report_has_what_the_stretches_say(tmp_path, capsys, monkeypatch, loop):
