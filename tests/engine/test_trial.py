@@ -69,8 +69,6 @@ class Trial:
         # Its server is `vllm` on PATH.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
-        # Of a service that logs in its own way; the trial needs vLLM's lines.
-        self._environment["VLLM_CONFIGURE_LOGGING"] = "0"
         self.key = "a key"
         self._environment[KEY] = self.key
         # As on most company hosts; nobody listens there.
@@ -160,7 +158,7 @@ def test_it_is_stopped_or_loses_its_server_or_reports(trial, certificate):
     assert trial.servers() == []
 
     with trial.running(*LOAD, serve=serve) as process:
-        trial.wait_for("server-1.steps", "Iteration(", times=200)
+        trial.wait_for("server-1.log", "policy off instead of adaptive")
         for server in trial.servers():
             assert "VLLM_SERVER_DEV_MODE" not in server.environ(), "it is for everybody"
             server.kill()
@@ -177,7 +175,6 @@ def test_it_is_stopped_or_loses_its_server_or_reports(trial, certificate):
     assert report["ranks"] == RANKS
     assert report["blocks"] >= 4
     assert report["learned_seconds"]["own"] > 0
-    assert 0 < report["waiting_share"]["adaptive"] < 1
     by_request = {}
     for request, *_, digest in json.loads((trial.out / "answers.json").read_text()):
         by_request.setdefault(request, set()).add(digest)
@@ -340,4 +337,3 @@ def test_running_deployments_are_compared_unless_one_is_another(
         assert set(report["policies"]) == {"off", "align"}
     report = json.loads((tmp_path / "right" / "report" / "report.json").read_text())
     assert report["exchange_us"] > 0
-    assert report["waiting_share"] == {}, "their logs are not read"
