@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,17 +101,13 @@ def _done(value):
 
 @dataclass
 class Trace:
-    """What one rank saw, collected in its own process."""
-
     steps: list[tuple[Any, ...]] = field(default_factory=list)
     """Per schedule(): (request ids, tokens each, newly admitted ids)."""
     violations: list[str] = field(default_factory=list)
     closed: int = 0
     """Exchanges after which admission was closed."""
-    collectives: Counter[str] = field(default_factory=Counter)
-    """Calls of torch.distributed by name (`CollectiveCounter` only)."""
-    syncs: int = 0
-    """Finish-syncs of upstream (`CollectiveCounter` only)."""
+    known: int = 0
+    """Objects that the gate knew of at most (`SwitchingEngine` only)."""
     waves: int = 0
     finished: int = 0
     preemptions: int = 0
@@ -153,8 +149,6 @@ class LoopEngine(DPEngineCoreProc):
         parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
         interval = getattr(scheduling, "prefill_schedule_interval", 1)
         self.prefill_schedule_interval = interval
-        # Their first step syncs, too.
-        self.first_sync = 1 if hasattr(parallel, "dp_sync_interval") else 0
         self.dp_sync_interval = getattr(parallel, "dp_sync_interval", 32)
         self.enable_fault_tolerance = False
         self.reject_new_requests = False
@@ -167,8 +161,6 @@ class LoopEngine(DPEngineCoreProc):
 
 
 class ModelEngine(LoopEngine):
-    """With the model, in the rank's process."""
-
     executor = UniProcExecutor
 
 

@@ -100,7 +100,6 @@ PROMPT, DECODES, HOLDS, EMPTY, WAITS = COLOURS
 
 
 def state(step: StepRecord, rank: int) -> str:
-    """What a rank does in a step."""
     if step.loads.prefill[rank]:
         return PROMPT
     if not step.loads.decodes[rank]:
@@ -109,7 +108,6 @@ def state(step: StepRecord, rank: int) -> str:
 
 
 def bands(policy: str) -> str:
-    """The same seconds of the same ranks and requests with a policy, as SVG."""
     steps: list[StepRecord] = []
     run = simulate(SHOWN, policy, on_step=steps.append)
     end = BEGIN + SECONDS
@@ -176,7 +174,6 @@ ROWS = {
 
 
 def over_load(results: Path = ROOT / "bench" / "results") -> Figure:
-    """Latency and first tokens in the first regime, a column for each trace."""
     text = (results / "regimes.json").read_text(encoding="utf-8")
     cells = tables.select(json.loads(text)["cells"], regime=tables.USUAL)
     by_trace = tables.groups(cells, "of")
@@ -202,7 +199,6 @@ def over_load(results: Path = ROOT / "bench" / "results") -> Figure:
 
 
 def lines(axis: Axes, cells: Sequence[tables.Cell], name: str) -> None:
-    """A figure of each policy over load, a mean of the windows."""
     by_load = tables.groups(cells, "load")
     for policy, colour in LINES.items():
         means = [
@@ -226,7 +222,6 @@ PLOTS: dict[str, Callable[[], Figure]] = {"rent": rent, "load": over_load}
 
 
 def draw(name: str, folder: Path) -> None:
-    """Draws one; an equal rule gives an equal file."""
     path = folder / f"{name}.svg"
     if name in BANDS:
         path.write_text(bands(name), encoding="utf-8")

@@ -2,16 +2,19 @@
 
 ::
 
-    PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--ranks N]
+    PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--cells REGEX]
+    PYTHONPATH=tools .venv/bin/python bench/real.py --against CHECKOUT
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
-or 768 where cores are slow. Each cell is a trial of four policies. A turn of one takes
-a minute and a half, and all cells in three rounds six hours of two idle cores; what
-comes first in `cells` is run first. Turns that have ended are kept in build/real, by
-the sources that they depend on: stop it whenever you like, and run it again to go on.
-What is there then is in bench/results, in a file for each machine, and in the tables,
-which say what was not run. In the same cells the simulator predicts the ratios, with
-the costs that the trial found: once for all turns, and once with each turn's own.
+or 768 where cores are slow. Each cell is a trial of four policies on one server, under
+one load; all cells take three and a half hours of two idle cores. What has been
+measured is in bench/results, in a file for each machine, and in the tables, which say
+what was not run: stop it whenever you like, and run it again to go on. In the same
+cells the simulator predicts the ratios, with the costs that `adaptive` has learned.
+
+The second command compares the trial itself with that of an older checkout, in which
+`make env` was run: five pairs of trials of `off` and `adaptive`, as long as each other,
+and how wide their intervals are.
 """
 
 import argparse
@@ -19,25 +22,26 @@ import csv
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 import tables
 from balance_tools.demo import ranks
-from balance_tools.demo.ranks import CLIENTS, DENSE, LAYERS, Load, Served
+from balance_tools.demo.ranks import CLIENTS, DENSE, LAYERS, Served
 from balance_tools.distribution import Choice
 from balance_tools.environment.reference import make_env
 from balance_tools.errors import ToolError
+from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
 
@@ -48,11 +52,10 @@ MEASURED = (
     "vllm_balance/core",
     "vllm_balance/reference",
 )
-"""Sources without which turns would have taken another time."""
+"""Sources without which requests would have taken another time."""
 POLICIES = ("off", "cap", "align", "adaptive")
-ROUNDS = 3
-FIGURES = ("mean_e2el_ms", "steady_output_throughput", "output_throughput")
-FIGURES += ("mean_tpot_ms", "median_ttft_ms", "p99_ttft_ms")
+MINUTES = 10.0
+"""Of a cell."""
 
 
 class Window(NamedTuple):
@@ -71,12 +74,10 @@ WINDOWS = {
     "Azure conv": Window("azure_2023_conv.csv", 3000, 4),
     "Mooncake": Window("mooncake_conversation.jsonl", 700, 32),
 }
-PER_RANK = {DRAWN: 40, "Azure code": 25, "Azure conv": 20, "Mooncake": 20}
-"""Requests of a turn."""
+REQUESTS = 256
+"""Of a load, which are sent again when all were."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and there, and how exact its times are."""
-TOGETHER_S = 2.0
-"""Within which clients begin, where each sends its next request after an answer."""
 DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
 
@@ -94,7 +95,7 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Its name where turns are kept."""
+        """Its name."""
         of = "drawn" if self.of == DRAWN else self.of.replace(" ", "-").lower()
         load = "all" if self.load is None else f"{100 * self.load:.0f}"
         scheduling = "async" if self.asynchronous else "sync"
@@ -116,11 +117,6 @@ def cells() -> Iterator[Cell]:
     for load in (None, 0.9):
         for of in ("Azure conv", "Azure code", "Mooncake"):
             yield Cell(of, load)
-
-
-def pieces(every: list[Cell]) -> list[tuple[Cell, int]]:
-    """Cells with the rounds that they are to have: one of all, then all of each."""
-    return [(cell, rounds) for rounds in (1, ROUNDS) for cell in every]
 
 
 # ---- Requests of a trace
@@ -182,296 +178,234 @@ def write_trace(path: Path, window: Window, count: int, rate: float) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def write_sent(path: Path, trace: Path, saved: Mapping[str, Any]) -> None:
-    """The trace as a turn has sent it: the server counts more tokens in each prompt.
+def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) -> None:
+    """The trace as it was sent: the server counts more tokens in each prompt.
 
     vLLM's client makes text of random tokens, and other tokens are made of the text.
+
+    Args:
+        path: the file.
+        trace: as it was meant.
+        lengths: tokens of prompt and answer, by the number of the request; what was not
+            sent is left out.
     """
     rows = map(json.loads, trace.read_text(encoding="utf-8").splitlines())
     lines = []
-    for row, prompt, answer in zip(
-        rows, saved["input_lens"], saved["output_lens"], strict=True
-    ):
-        ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
-        each = math.ceil(chunks / len(ids))
-        longer = [each * number + part for number in ids for part in range(each)]
-        sent = {"input_length": prompt, "output_length": answer}
-        lines.append(json.dumps({**row, **sent, "hash_ids": longer[:chunks]}) + "\n")
+    for number, row in enumerate(rows):
+        if number in lengths:
+            prompt, answer = lengths[number]
+            ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
+            each = math.ceil(chunks / len(ids))
+            longer = [each * x + part for x in ids for part in range(each)][:chunks]
+            sent = {"input_length": prompt, "output_length": answer}
+            lines.append(json.dumps({**row, **sent, "hash_ids": longer}) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def refuse_other_times(folder: Path, clients: int) -> None:
-    """Look whether the requests of each turn were sent as slots became free.
-
-    Raises:
-        ToolError: the clients did not begin together.
-    """
-    for path in results_in(folder):
-        times = json.loads(path.read_text(encoding="utf-8"))["start_times"]
-        late = sorted(times)[clients - 1] - min(times)
-        if late > TOGETHER_S:
-            raise ToolError(
-                f"{path}: expected {clients} requests within {TOGETHER_S:g} s of the "
-                f"first, found the last of them {late:.1f} s later: they were sent at "
-                "other times than the cell says; delete it when that is fixed"
-            )
-
-
-def served_rate(folder: Path, clients: int) -> float:
-    """Requests per second of `off` with all slots in use.
-
-    Behind the first ones of the clients, each is sent when another has ended.
-    """
-    rates = []
-    for path in sorted(folder.glob("turns/*-off.json")):
-        sent = json.loads(path.read_text(encoding="utf-8"))["start_times"]
-        rates.append((len(sent) - clients) / (max(sent) - min(sent)))
-    return statistics.fmean(rates)
 
 
 # ---- Running
 
 
 class Bench:
-    """Runs cells, and keeps their turns."""
+    """Runs cells, and keeps what they say."""
 
     def __init__(
         self, python: Path, folder: Path, rank_count: int, servers: int, minutes: float
     ) -> None:
         self.python, self.folder = python, folder
-        self.ranks, self.servers = rank_count, servers
-        self._end = time.monotonic() + 60 * minutes
+        self.ranks, self.servers, self.minutes = rank_count, servers, minutes
+        self.clients = CLIENTS * rank_count
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more is to begin."""
-        return time.monotonic() >= self._end
+    def result(self) -> Path:
+        """The file of this machine, with as many ranks and API servers."""
+        name = re.sub(r"\W+", "-", ranks.machine().lower())
+        return RESULTS / f"real-{name}-{self.ranks}-ranks-{self.servers}-servers.json"
 
-    def path(self, cell: Cell) -> Path:
-        """Of the trial of a cell."""
-        return self.folder / cell.folder
+    def known(self) -> dict[str, dict[str, Any]]:
+        """The cells that were measured with the sources of now, by their names."""
+        if not self.result.exists():
+            return {}
+        head = json.loads(self.result.read_text(encoding="utf-8"))
+        if head.get("sources") != sources():
+            return {}
+        return {cell["name"]: cell for cell in head["cells"] if cell.get("blocks")}
 
     def served(self, cell: Cell) -> Served:
         """How a cell is served."""
         more = ("--speculative-config", json.dumps(NGRAM)) if cell.drafts else ()
         return Served(self.ranks, cell.asynchronous, self.servers, more)
 
-    def load(self, cell: Cell) -> Load:
-        """What is sent in a cell."""
-        prompts, clients = PER_RANK[cell.of] * self.ranks, CLIENTS * self.ranks
-        if cell.of == DRAWN:
-            return ranks.drawn(prompts, clients, 400, 48, 0.8)
-        rate, trace = 1.0, self.path(cell).with_suffix(".jsonl")
+    def make(self, cell: Cell) -> dict[str, Any] | None:
+        """Runs a cell; None if it needs one that was not run."""
+        rate, known = 1.0, self.known()
         if cell.load is not None:
-            full = self.path(cell._replace(load=None))
-            rate = cell.load * served_rate(full, clients)
-        if not trace.exists():  # turns of later rounds get the same
-            write_trace(trace, WINDOWS[cell.of], prompts, rate)
-        return ranks.replayed(
-            trace, prompts, CHUNK, clients if cell.load is None else None
+            full = known.get(cell._replace(load=None).folder)
+            if full is None:
+                return None
+            rate = cell.load * 1e3 * self.clients / full["policies"]["off"][JUDGED]
+        path = self.folder / cell.folder
+        remove_tree(path)
+        path.mkdir(parents=True)
+        clients = self.clients if cell.load is None else None
+        if cell.of == DRAWN:
+            load = ranks.drawn(REQUESTS, self.clients, 400, 48, 0.8)
+        else:
+            trace = path / "trace.jsonl"
+            write_trace(trace, WINDOWS[cell.of], REQUESTS, rate)
+            load = ranks.replayed(trace, REQUESTS, CHUNK, clients)
+        models = self.folder / "models" / f"dense{cell.dense_layers}"
+        model = ranks.make_model(self.python, models, cell.dense_layers)
+        served, least = self.served(cell), f"{self.minutes:g}"
+        ranks.run_trial(
+            *(self.python, path / "trial", model, load, served, POLICIES),
+            *(self.minutes, ("--least-minutes", least), False),
         )
+        answers = json.loads((path / "trial/answers.json").read_text("utf-8"))
+        if cell.of != DRAWN:
+            sent = path / "sent.jsonl"
+            lengths = {request: (one, other) for request, one, other, _ in answers}
+            write_sent(sent, trace, lengths)
+            load = ranks.replayed(sent, len(lengths), CHUNK, clients)
+        predicted = None
+        if not cell.drafts:  # the simulator would have to know which are accepted
+            found = ranks.predict(self.python, path / "trial", load, served, POLICIES)
+            predicted = {name: found[name] / found["off"] for name in POLICIES}
+        return self._summary(cell, answers, predicted)
 
-    def make(self, cell: Cell, rounds: int, done: Callable[[], object]) -> bool:
-        """Run what is missing of a cell; False if the time was over before."""
-        path, turns = self.path(cell), rounds * len(POLICIES)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        seen = len(results_in(path))
-
-        def enough() -> bool:
-            nonlocal seen
-            before, seen = seen, len(results_in(path))
-            for _ in range(seen - before):
-                done()
-            return before < seen < turns and self.is_over
-
-        if self.is_over or (cell.load and not self.rounds(cell._replace(load=None))):
-            return False
-        folder = self.folder / "models" / f"dense{cell.dense_layers}"
-        model = ranks.make_model(self.python, folder, cell.dense_layers)
-        load, served = self.load(cell), self.served(cell)
-        made = ranks.run_trial(
-            *(self.python, path, model, load, served, POLICIES, rounds, False, enough)
-        )
-        enough()
-        if made:
-            if cell.load is None:
-                refuse_other_times(path, CLIENTS * self.ranks)
-            drafts = self._accepted(cell)
-            if cell.of in WINDOWS:
-                load = self._as_sent(cell)
-            for turn in write_costs_of_turns(path):
-                policy = turn.name.partition("-")[2]
-                ranks.predict(self.python, turn, load, served, [policy], drafts)
-            ranks.predict(self.python, path, load, served, POLICIES, drafts)
-        return made
-
-    def _as_sent(self, cell: Cell) -> Load:
-        """The load of a trace, with the lengths that the server has counted."""
-        trace, sent = (self.path(cell).with_suffix(f".{x}jsonl") for x in ("", "sent."))
-        (first, *_) = results_in(self.path(cell))
-        saved = json.loads(first.read_text(encoding="utf-8"))
-        write_sent(sent, trace, saved)
-        prompts, clients = PER_RANK[cell.of] * self.ranks, CLIENTS * self.ranks
-        return ranks.replayed(
-            sent, prompts, CHUNK, clients if cell.load is None else None
-        )
-
-    def _accepted(self, cell: Cell) -> list[str]:
-        """Which drafts were accepted, in options of the simulator, which drafts always.
-
-        Upstream counts the steps in which a request had drafts.
-        """
-        if not cell.drafts:
-            return []
-        rates = []
-        for path in results_in(self.path(cell)):
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            accepted = saved["spec_decode_accepted_tokens"]
-            steps = max(1, saved["total_output_tokens"] - accepted)
-            had = saved["spec_decode_num_drafts"] / steps
-            by_place = saved["spec_decode_per_position_acceptance_rates"]
-            rates.append([had * each for each in by_place or [0.0] * cell.drafts])
-        means = (statistics.fmean(each) for each in zip(*rates, strict=True))
-        text = ",".join(f"{min(1.0, mean):.3f}" for mean in means)
-        options = ["--num-speculative-tokens", str(cell.drafts)]
-        return [*options, "--synthetic-acceptance-rates", text]
-
-    def rounds(self, cell: Cell) -> int:
-        """Those that its report has; 0 before."""
-        if not (self.path(cell) / "predicted.json").exists():
-            return 0
-        runs = ranks.report_of(self.path(cell))["policies"]["off"]["runs"]
-        return len(runs["mean_e2el_ms"])
-
-    def summary(self, cell: Cell) -> dict[str, Any]:
-        """What the result says of a cell."""
-        labels = {**cell._asdict(), "divided by": 1, "rounds": self.rounds(cell)}
-        if cell.of in WINDOWS:
-            labels["divided by"] = WINDOWS[cell.of].divisor
-        if not labels["rounds"]:
-            return labels
-        report, path = ranks.report_of(self.path(cell)), self.path(cell)
-        (first, *_) = results_in(path)
-        saved = json.loads(first.read_text(encoding="utf-8"))
-        for what, total in (("prompt", "input"), ("answer", "output")):
-            labels[what] = round(saved[f"total_{total}_tokens"] / saved["completed"])
-        # Not that of the report, which may be made again.
-        began = datetime.strptime(saved["date"], "%Y%m%d-%H%M%S")
-        labels["date"] = began.date().isoformat()
-        names = "requests", "exchange_us", "learned_seconds", "decode_seconds"
-        names += "prompt_seconds", "slowness", "waiting_share"
+    def _summary(
+        self,
+        cell: Cell,
+        answers: Sequence[Sequence[Any]],
+        predicted: Mapping[str, float] | None,
+    ) -> dict[str, Any]:
+        report = ranks.report_of(self.folder / cell.folder / "trial")
         policies = {}
         for name, found in report["policies"].items():
-            runs = {figure: found["runs"][figure] for figure in FIGURES}
-            policies[name] = {
-                figure: [round(each, 2) for each in values]
-                for figure, values in runs.items()
-            }
-            if ratio := found.get("ratios", {}).get("mean_e2el_ms"):
-                ends = ("mean", "low", "high")
-                policies[name]["ratio"] = [round(ratio[end], 4) for end in ends]
+            policies[name] = dict(found["mean"])
+            if ratio := found.get("ratios", {}).get(JUDGED):
+                policies[name]["ratio"] = [
+                    ratio[end] for end in ("mean", "low", "high")
+                ]
+        divisor = WINDOWS[cell.of].divisor if cell.of in WINDOWS else 1
+        names = "date", "blocks", "stretch_seconds", "washout_seconds", "requests"
+        names += "exchange_us", "learned_seconds", "waiting_share", "carry_over"
         return {
-            **labels,
+            **{"name": cell.folder, **cell._asdict(), "divided by": divisor},
+            "prompt": round(statistics.fmean(each[1] for each in answers)),
+            "answer": round(statistics.fmean(each[2] for each in answers)),
             **{name: rounded(report[name]) for name in names},
-            "policies": policies,
-            "predicted": rounded(over_off([ranks.predicted_in(path)])),
-            "predicted by turn": rounded(over_off(predicted_by_turn(path))),
+            **{"policies": rounded(policies), "predicted": rounded(predicted)},
+            "versions": report["versions"],
         }
+
+    def write(self, cell: dict[str, Any]) -> None:
+        """Writes the result with one more cell, and fills the tables."""
+        known = {**self.known(), cell["name"]: cell}
+        head = {
+            **{"machine": ranks.machine(), "made": date.today().isoformat()},
+            **{"ranks": self.ranks, "API servers": self.servers, "layers": LAYERS},
+            **{"hidden size": ranks.hidden_size(), "step tokens": ranks.STEP_TOKENS},
+            **{"versions": cell["versions"], "sources": sources()},
+        }
+        rows = [
+            known.get(each.folder, {"name": each.folder, **each._asdict(), **NOT_RUN})
+            for each in cells()
+        ]
+        lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
+        text = f'{text},\n "cells": [\n  {lines}\n ]\n}}\n'
+        self.result.write_text(text, encoding="utf-8")
+        tables.fill(ROOT)
+
+
+NOT_RUN = {"divided by": 1, "blocks": 0}
+JUDGED = "mean_e2el_ms"
 
 
 def rounded(value: Any) -> Any:
-    """To a millionth, wherever there are fractions."""
+    """To five digits, wherever there are fractions."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return round(value, 6) if isinstance(value, float) else value
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def results_in(folder: Path) -> list[Path]:
-    """Of the turns of a trial that have ended, and whose server was asked."""
-    found = sorted(folder.glob("turns/*.json"))
-    return [path for path in found if '"trial": null' not in path.read_text("utf-8")]
+# ---- The trial itself
+
+OLD_TRIAL = """
+import sys
+from pathlib import Path
+from balance_tools.demo import ranks
+python, folder, model = map(Path, sys.argv[1:])
+served = ranks.Served(ranks.rank_count())
+clients = ranks.CLIENTS * served.ranks
+load = ranks.drawn(32 * served.ranks, clients, 400, 24, 0.8)
+ranks.run_trial(
+    python, folder, model, load, served, ("off", "adaptive"), 3, is_shown=False
+)
+"""
+"""The demo of 3a48b8ab, three turns of each policy."""
+T95_OF_TWO = 4.303
+"""Standard errors on each side of a mean of three (Student)."""
 
 
-TIMES = "learned_seconds", "decode_seconds", "prompt_seconds"
-"""Costs in a report."""
+def against(bench: Bench, checkout: Path, pairs: int) -> None:
+    """Compares how wide intervals are after as long a time, and writes it.
 
-
-def write_costs_of_turns(path: Path) -> list[Path]:
-    """Write the report of a trial anew for each turn, with the costs of that turn.
-
-    A machine is slower in one turn than in the next, whatever the policy, and at the
-    times of a trace that makes a queue or none.
-
-    Args:
-        path: of the trial.
-
-    Returns:
-        The folders that have the reports, in the order of the turns.
+    Raises:
+        ToolError: the checkout has no environment.
     """
-    report, folders = ranks.report_of(path), []
-    for number, turn in enumerate(results_in(path)):
-        policy = turn.stem.partition("-")[2]
-        slower = report["slowness"][policy][number // len(POLICIES)] or 1.0
-        costs = {
-            name: report[name] and {x: slower * s for x, s in report[name].items()}
-            for name in TIMES
-        }
-        folders.append(path / "predicted" / turn.stem)
-        target = folders[-1] / "report" / "report.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(report | costs), encoding="utf-8")
-    return folders
-
-
-def predicted_by_turn(path: Path) -> list[dict[str, float]]:
-    """Of each round the time with each policy, with the costs of that turn."""
+    old = (checkout / "build/env/reference/bin/python").absolute()
+    if not old.exists():
+        raise ToolError(
+            f"{old}: expected the environment of an older checkout, found none; run "
+            "`make env` there"
+        )
+    folder, path = bench.folder / "against", RESULTS / "trial.json"
+    remove_tree(folder)
+    folder.mkdir(parents=True)
+    model = ranks.make_model(bench.python, bench.folder / "models" / "demo")
+    served = Served(bench.ranks)
+    load = ranks.drawn(REQUESTS, bench.clients, 400, 24, 0.8)
     found: list[dict[str, float]] = []
-    for number, turn in enumerate(results_in(path)):
-        if number % len(POLICIES) == 0:
-            found.append({})
-        found[-1] |= ranks.predicted_in(path / "predicted" / turn.stem)
-    return found
+    minutes = 0.0
+    for number in range(pairs):
+        pair: dict[str, float] = {}
+        for which in ("old", "new") if number % 2 == 0 else ("new", "old"):
+            begin, out = time.monotonic(), folder / f"{number}-{which}"
+            if which == "old":
+                paths = {**os.environ, "PYTHONPATH": str(checkout.absolute() / "tools")}
+                words = [sys.executable, "-c", OLD_TRIAL, old, out.absolute(), model]
+                subprocess.run([*map(str, words)], env=paths, check=True)
+                ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
+                half = T95_OF_TWO * ratio["deviation"] / math.sqrt(ratio["rounds"])
+                low, high = (ratio["mean"] * math.exp(x) for x in (-half, half))
+            else:
+                more = ("--least-minutes", f"{minutes:g}")
+                ranks.run_trial(
+                    *(bench.python, out, model, load, served, ("off", "adaptive")),
+                    *(minutes, more, False),
+                )
+                ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
+                low, high = ratio["low"], ratio["high"]
+            lasts = (time.monotonic() - begin) / 60
+            # What a server takes to start is no time of the trial.
+            minutes = minutes or lasts - START_MINUTES
+            pair |= {f"{which} minutes": lasts, f"{which} ratio": ratio["mean"]}
+            pair |= {f"{which} half width": math.log(high / low) / 2}
+        found.append(rounded(pair))
+        print(found[-1], flush=True)
+        head = {"machine": ranks.machine(), "made": date.today().isoformat()}
+        text = json.dumps({**head, "pairs": found}, indent=1, ensure_ascii=False)
+        path.write_text(f"{text}\n", encoding="utf-8")
+    widths = ([p[f"{which} half width"] for p in found] for which in ("new", "old"))
+    new, old_width = (statistics.fmean(each) for each in widths)
+    print(f"half width: {new:.3f}, was {old_width:.3f}: {new / old_width:.2f} of it")
 
 
-def over_off(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Times over those with `off`; the geometric mean of the rounds, as a trial's."""
-    return {
-        policy: statistics.geometric_mean([e[policy] / e["off"] for e in rounds])
-        for policy in POLICIES
-    }
-
-
-def result_of(bench: Bench) -> Path:
-    """The file of this machine, with as many ranks and API servers."""
-    name = re.sub(r"\W+", "-", ranks.machine().lower())
-    return RESULTS / f"real-{name}-{bench.ranks}-ranks-{bench.servers}-servers.json"
-
-
-def write(bench: Bench, every: list[Cell]) -> int:
-    """Write the result as it is now, and fill the tables; how many cells it has."""
-    found = [bench.summary(cell) for cell in every]
-    known = [cell for cell in every if bench.rounds(cell)]
-    if not known:
-        return 0
-    versions = ranks.report_of(bench.path(known[0]))["versions"]
-    head = {
-        "machine": ranks.machine(),
-        "made": date.today().isoformat(),
-        "ranks": bench.ranks,
-        "API servers": bench.servers,
-        "layers": LAYERS,
-        "hidden size": ranks.hidden_size(),
-        "step tokens": ranks.STEP_TOKENS,
-        "versions": versions,
-    }
-    lines = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in found)
-    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
-    path = result_of(bench)
-    path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
-    tables.fill(ROOT)
-    return len(known)
+START_MINUTES = 0.7
+"""That a server takes to start, which is the same for both."""
 
 
 def sources() -> str:
@@ -481,38 +415,41 @@ def sources() -> str:
 
 
 def main() -> int:
-    """Run what is missing, as long as there is time."""
+    """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--minutes", type=float, default=math.inf, help="begin no turn after these")
+    add("--minutes", type=float, default=MINUTES, help="of a cell (default: 10)")
+    add("--cells", default="", metavar="REGEX", help="only those whose names match")
     add("--ranks", type=int, default=ranks.rank_count(), help="default: one per core")
     add("--api-servers", type=int, default=1, help="default: one")
+    text = "an older checkout: compare the trial itself, and run no cells"
+    add("--against", type=Path, metavar="CHECKOUT", help=text)
+    add("--pairs", type=int, default=5, help="of such trials (default: 5)")
     options = parser.parse_args()
     # As an error, so that the trial ends with this.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     paths = Paths(ROOT)
-    model = f"{LAYERS}x{ranks.hidden_size()}"
-    kept = f"{sources()}-{model}-{options.ranks}x{options.api_servers}"
     try:
         python = make_env(paths, build_wheel(paths, Choice(), paths.dist))
         bench = Bench(
-            *(python / "bin" / "python", paths.build / "real" / kept),
+            *(python / "bin" / "python", paths.build / "real"),
             *(options.ranks, options.api_servers, options.minutes),
         )
-        every = list(cells())
-        total = len(every) * ROUNDS * len(POLICIES)
-        done = sum(len(results_in(bench.path(cell))) for cell in every)
-        with tqdm(total=total, initial=done, unit="turn") as bar:
-            for cell, rounds in pieces(every):
-                if bench.rounds(cell) >= rounds:
-                    continue
-                bar.set_description(cell.folder)
-                if bench.make(cell, rounds, bar.update):
-                    write(bench, every)
-                if bench.is_over:
-                    break
-        known = write(bench, every)
-        print(f"{result_of(bench)}: has {known} of {len(every)} cells")
+        if options.against:
+            against(bench, options.against, options.pairs)
+            return 0
+        for cell in cells():
+            if cell.folder in bench.known() or not re.search(
+                options.cells, cell.folder
+            ):
+                continue
+            print(f"{datetime.now():%H:%M} {cell.folder}", flush=True)
+            found = bench.make(cell)
+            if found is None:
+                print(f"{cell.folder}: needs the cell with all slots in use first")
+                continue
+            bench.write(found)
+        print(f"{bench.result}: has {len(bench.known())} of {len([*cells()])} cells")
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

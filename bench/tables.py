@@ -402,8 +402,25 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
     """The cells of real ranks that were run, with the machine."""
     for result in real_results(results):
         for cell in result["cells"]:
-            if cell["rounds"]:
+            if runs_of(cell):
                 yield result["machine"], cell
+
+
+def runs_of(cell: Cell) -> str:
+    """How often a cell of real ranks was run, in words; empty if it was not.
+
+    Older ones have rounds, of a run of each policy.
+    """
+    for name in ("block", "round"):
+        if count := cell.get(f"{name}s"):
+            return f"{count} {name}{'s' * (count > 1)}"
+    return ""
+
+
+def mean_of(cell: Cell, policy: str, name: str) -> float:
+    """A figure of real ranks, of which older cells have each run."""
+    found = cell["policies"][policy][name]
+    return geometric(found) if isinstance(found, list) else float(found)
 
 
 def real_place(cell: Cell) -> str:
@@ -429,15 +446,10 @@ def _cell_key(cell: Cell) -> tuple[Any, ...]:
 
 CLOSE = 0.05
 """Of the time with `off`: a ratio that is predicted so well is right."""
-PREDICTED = {
-    "predicted": "with the same costs in all turns",
-    "predicted by turn": "with those of each turn",
-}
-"""Ways of a result to predict, and which costs they have."""
 
 
 def real(results: Results) -> Rows:
-    """Times over `off` by the rounds, with their range, and as predicted both ways."""
+    """Times over `off` with their intervals, and as predicted."""
     policies = "cap", "align", "adaptive"
     rows: Rows = [["requests", "`off`, s", *(f"`{name}`" for name in policies)]]
     known, machine = list(measured(results)), ""
@@ -445,36 +457,34 @@ def real(results: Results) -> Rows:
         if machine != name_of:
             rows.append([f"**{name_of}**", *("" for _ in rows[0][1:])])
             machine = name_of
-        off = statistics.fmean(cell["policies"]["off"][MEAN]) / 1e3
-        rows.append([real_place(cell), f"{off:.1f}"])
+        rows.append([real_place(cell), f"{mean_of(cell, 'off', MEAN) / 1e3:.1f}"])
         for name in policies:
             mean, low, high = cell["policies"][name]["ratio"]
-            ends = f" ({low:.2f}–{high:.2f})" if cell["rounds"] > 1 else ""
-            said = (f"{cell[kind][name]:.2f}" for kind in PREDICTED)
-            rows[-1].append(" / ".join((f"{mean:.2f}{ends}", *said)))
+            ends = f" ({low:.2f}–{high:.2f})" if low < high else ""
+            said = f" / {cell['predicted'][name]:.2f}" if cell["predicted"] else ""
+            rows[-1].append(f"{mean:.2f}{ends}{said}")
     run = {_cell_key(cell) for _, cell in known}
     for result in real_results(results)[:1]:
         for cell in result["cells"]:
             if _cell_key(cell) not in run:
                 rows.append([real_place(cell), "not run", *("" for _ in policies)])
-    for kind, what in PREDICTED.items():
-        close = (
-            sum(
-                abs(cell["policies"][name]["ratio"][0] - cell[kind][name]) <= CLOSE
-                for _, cell in known
-            )
-            for name in policies
+    told = [cell for _, cell in known if cell["predicted"]]
+    close = (
+        sum(
+            abs(cell["policies"][name]["ratio"][0] - cell["predicted"][name]) <= CLOSE
+            for cell in told
         )
-        row = [f"within {100 * CLOSE:.0f} points, {what}", ""]
-        rows.append([*row, *(f"{each} of {len(known)}" for each in close)])
+        for name in policies
+    )
+    row = [f"predicted within {100 * CLOSE:.0f} points", ""]
+    rows.append([*row, *(f"{each} of {len(told)}" for each in close)])
     return rows
 
 
 def real_costs(results: Results) -> Rows:
     """What was learned in each cell that was run, and how long ranks waited."""
     parts = "decode", "own", "shared", "padding", "attention"
-    rows: Rows = [["requests", *parts, "log: decode", "log: own, shared", "exchange"]]
-    rows[0].append("waits, `off` → `adaptive`")
+    rows: Rows = [["requests", *parts, "exchange", "waits, `off` → `adaptive`"]]
     machine = ""
     for name, cell in measured(results):
         if machine != name:
@@ -482,19 +492,10 @@ def real_costs(results: Results) -> Rows:
             machine = name
         learned, waits = cell["learned_seconds"], cell["waiting_share"]
         costs = (f"{1e3 * learned[part]:.0f}" for part in parts)
-        by_tokens = of_prompts = ""
-        if decodes := cell["decode_seconds"]:
-            by_tokens = f"{1e3 * decodes['alone']:.0f} + {1e3 * decodes['each']:.1f} n"
-        if prompts := cell["prompt_seconds"]:
-            both = (
-                1e3 * cell["step tokens"] * prompts[name] for name in ("own", "shared")
-            )
-            of_prompts = ", ".join(f"{each:.0f}" for each in both)
         shares = (waits.get(name) for name in ("off", "adaptive"))
         said = ("unknown" if each is None else f"{each:.0%}" for each in shares)
         exchange = f"{cell['exchange_us'] / 1e3:.1f}"
-        logged = by_tokens, of_prompts
-        rows.append([real_place(cell), *costs, *logged, exchange, " → ".join(said)])
+        rows.append([real_place(cell), *costs, exchange, " → ".join(said)])
     return rows
 
 

@@ -33,23 +33,23 @@ def addresses() -> list[str]:
 def main() -> int:
     """Ask all at once, past any proxy: one that is slow keeps nobody waiting."""
     opener = build_opener(ProxyHandler({}))
-    said = dict.fromkeys(addresses(), f"no answer in {TIMEOUT_S} s")
+    problems = dict.fromkeys(addresses(), f"no answer in {TIMEOUT_S} s")
 
     def ask(address: str) -> None:
         try:
             with opener.open(address, timeout=TIMEOUT_S):
-                said[address] = ""
+                problems[address] = ""
         except Exception as error:  # no answer, an HTTP error, or no HTTP at all
-            said[address] = str(error)
+            problems[address] = str(error)
 
     # Not a pool: it would wait at the end for a name that nobody resolves.
-    threads = [Thread(target=ask, args=[each], daemon=True) for each in said]
+    threads = [Thread(target=ask, args=[each], daemon=True) for each in problems]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    for address, problem in said.items():
+    for address, problem in problems.items():
         if problem:
             print(f"{address}: expected the server to be well, found {problem}")
             return 1

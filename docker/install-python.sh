@@ -34,4 +34,4 @@ python3 -m venv /tmp/sbom
 /tmp/sbom/bin/python -m pip install --quiet --requirement "$here/requirements-sbom.txt"
 /tmp/sbom/bin/cyclonedx-py environment --output-reproducible --gather-license-texts \
     --output-format JSON --output-file "$share/sbom.cdx.json" "$python"
-"$python" "$here/bill.py" "$share/sbom.cdx.json"
+"$python" "$here/sbom.py" "$share/sbom.cdx.json"

@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
         if not copied:
             metadata = distribution.metadata
             keys = [k for k in ("License-Expression", "License") if k in metadata]
-            said = metadata[keys[0]].splitlines()[0] if keys else "not said"
-            without.append(f"{name} {distribution.version}: {said}\n")
+            licence = metadata[keys[0]].splitlines()[0] if keys else "not said"
+            without.append(f"{name} {distribution.version}: {licence}\n")
     (folder / "without-text.txt").write_text("".join(sorted(without)))
 
 

@@ -18,14 +18,10 @@ NOT_BUILT = (
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """The record that the build put into the wheel."""
-
     wheel: str
-    """File name of the wheel."""
     distributions: Mapping[str, str]
     """Distributions in the wheel, by name, with the version of each."""
     upstreams: Mapping[str, str]
-    """Upstream distributions they were made from, with the version of each."""
     target: str
     """`reference` or `ascend`."""
     device: str | None
@@ -46,18 +42,15 @@ class BuildInfo:
     """Whether its sources had changes against that commit; None as above."""
     lock_sha256: str
     series_sha256: Mapping[str, str]
-    """Vendored package to the hash of its patch series."""
     own_files: Mapping[str, str]
     """Path in the wheel to sha256, of every file that this project wrote."""
     hooks: Mapping[str, str]
     """Patched upstream file to a line that its patch adds and upstream lacks."""
     lock: str
-    """The text of the lock."""
     advisories: Mapping[str, Mapping[str, str]]
     """Published vulnerability to its `cve`, its `severity`, the `state` of this wheel
     (`open`, `fixed here`, `not affected`, `fixed upstream`) and the `answer`."""
     advisories_gathered: str
-    """The day until which they were gathered."""
 
 
 def load_build_info(record: Path = BUILD_RECORD) -> BuildInfo | None:

@@ -25,8 +25,8 @@ def usable_cores(root: Path = Path("/")) -> int:
             of_v1 = f"{_read(folder / 'cpu.cfs_quota_us')} "
             of_v1 += _read(folder / "cpu.cfs_period_us")
             for limit in (_read(folder / "cpu.max"), of_v1):
-                if found := re.fullmatch(r"(\d+) (\d+)", limit):
-                    cores = min(cores, int(found[1]) / int(found[2]))
+                if quota := re.fullmatch(r"(\d+) (\d+)", limit):
+                    cores = min(cores, int(quota[1]) / int(quota[2]))
             if folder == mount:
                 break
     return max(1, int(cores))

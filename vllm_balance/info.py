@@ -42,14 +42,14 @@ def describe(info: BuildInfo) -> str:
         "lock": info.lock_sha256,
         **{f"series {name}": value for name, value in info.series_sha256.items()},
         "folder": str(Path(__file__).resolve().parents[1]),
-        **said_of_advisories(info),
+        **advisory_rows(info),
     }
     shown = {name: value for name, value in rows.items() if value}
     width = max(map(len, shown))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
 
 
-def said_of_advisories(info: BuildInfo) -> dict[str, str]:
+def advisory_rows(info: BuildInfo) -> dict[str, str]:
     states = [answer["state"] for answer in info.advisories.values()]
     numbers = [f"{states.count(state)} {state}" for state in sorted(set(states))]
     rows = {"advisories": f"until {info.advisories_gathered}: {', '.join(numbers)}"}

@@ -31,7 +31,7 @@ class Installed:
         That is URL-safe base64 without padding; None where a line has none. It is read
         here, since importlib.metadata of Python 3.12 leaves out what is not there.
         """
-        found: dict[Path, str | None] = {}
+        hashes: dict[Path, str | None] = {}
         record = self.distribution.read_text("RECORD") or ""
         for name, digest, *_ in filter(None, csv.reader(record.splitlines())):
             path = Path(os.path.normpath(self.folder / name))
@@ -40,8 +40,8 @@ class Installed:
             moved = self.folder.joinpath(*inside)
             algorithm, _, sha256 = digest.partition("=")
             is_hashed = algorithm == "sha256"
-            found[moved if moved.is_file() else path] = sha256 if is_hashed else None
-        return found
+            hashes[moved if moved.is_file() else path] = sha256 if is_hashed else None
+        return hashes
 
 
 def find_installed(*names: str) -> list[Installed]:
@@ -49,15 +49,15 @@ def find_installed(*names: str) -> list[Installed]:
 
     The same name may come up more than once; the first is the one that is imported.
     """
-    found: dict[tuple[str, Path], Installed] = {}
+    installed: dict[tuple[str, Path], Installed] = {}
     for name in names:
         for distribution in distributions(name=name):
             folder = Path(str(distribution.locate_file(""))).resolve()
-            found.setdefault(
+            installed.setdefault(
                 (f"{name} {distribution.version}", folder),
                 Installed(name, distribution.version, folder, distribution),
             )
-    return list(found.values())
+    return list(installed.values())
 
 
 def folder_of(package: str) -> Path | None:

@@ -33,7 +33,6 @@ REPAIRS = {
     409: "it was started with --data-parallel-balance off, or has no ranks that such a "
     "policy needs; start it with another, and it can be switched to off",
 }
-"""By status; of others nothing is known."""
 
 
 def key_of(variable: str) -> str:
@@ -101,7 +100,7 @@ def change(
                 "take 32 long steps after off, or a step hangs: see `vllm-balance "
                 "doctor --pid`."
             )
-        if send:
+        if send and not state["running"]:
             send()
         time.sleep(PAUSE_S)
         state = ask(url, insecure=insecure)

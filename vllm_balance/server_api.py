@@ -33,7 +33,6 @@ REPAIRS = {
     404: "give the address of the server itself, without a path",
     503: "it is not ready, or one of its ranks has ended",
 }
-"""Of a status; of others nothing is known."""
 
 
 class OtherPolicyError(UsageError):
@@ -162,14 +161,14 @@ class Endpoint:
                 "--disable-log-stats, and give the address of the server itself."
                 f"{self.way}"
             )
-        found = policies if has_gate else {"off"}
+        serving = policies if has_gate else {"off"}
         if self._before is not None:
             counts = counts.since(self._before)
             # Ranks report with their answers, and so some decisions after the switch.
-            found = {self.policy()}
+            serving = {self.policy()}
         self._counts = counts
-        if policy is not None and found != {policy}:
-            names = " and ".join(sorted(found)) or "none that has decided"
+        if policy is not None and serving != {policy}:
+            names = " and ".join(sorted(serving)) or "none that has decided"
             raise OtherPolicyError(
                 f"{self.url}/metrics: shows the policy {names}, not {policy}; nothing "
                 "could be said of the comparison."
@@ -238,8 +237,6 @@ def _key(variable: str) -> str:
 
 
 class _Counts(NamedTuple):
-    """What the ranks have counted since the server started, by rank."""
-
     seconds: dict[str, float]
     exchanges: dict[str, float]
 

@@ -31,12 +31,12 @@ def register() -> None:
     info = load_build_info()
     if info is None:  # a checkout: nothing was installed that could be mixed
         return
-    found = find_installed(*NAMES)
-    problems = [*strangers(info, found), *hooks_that_are_gone(info)]
+    installed = find_installed(*NAMES)
+    problems = [*strangers(info, installed), *hooks_that_are_gone(info)]
     if problems:
         sys.exit(
             f"error: {'; '.join(problems)}. This is not the vLLM that was built and "
-            f"tested, so it does not start. Repair: {repair_mixed(info, found)}"
+            f"tested, so it does not start. Repair: {repair_mixed(info, installed)}"
         )
     if problem := triton_problem():
         sys.exit(f"error: {problem}")
@@ -82,26 +82,31 @@ def triton_problem() -> str | None:
     folder = folder_of("triton")
     over = next((d.version for d in distributions(name="triton")), None)
     if folder is None:
-        found = "triton: expected the files of triton-ascend, found no such package"
+        problem = "triton: expected the files of triton-ascend, found no such package"
     elif over is not None:
-        found = (
+        problem = (
             f"{folder}: expected the files of {PROJECT}, found triton {over} over them"
         )
     elif not (folder / BACKEND).is_dir():
-        found = f"{folder}: expected triton-ascend, found no {BACKEND} in it"
+        problem = f"{folder}: expected triton-ascend, found no {BACKEND} in it"
     elif folder_of(NOT_DECLARED) is None:
-        found = f"{NOT_DECLARED}: {PROJECT} imports it, found no such package"
+        problem = f"{NOT_DECLARED}: {PROJECT} imports it, found no such package"
         repair = f"pip install {NOT_DECLARED}"
     else:
         return None
     what = "The server would start and die at the first request"
-    return f"{found}. {what}. Repair: {repair}"
+    return f"{problem}. {what}. Repair: {repair}"
 
 
 def _requirement() -> str | None:
     """The requirement of the installed vllm, `triton-ascend==3.2.2`, or None."""
-    found = [each.distribution.requires or [] for each in find_installed("vllm")[:1]]
+    requirements = [
+        each.distribution.requires or [] for each in find_installed("vllm")[:1]
+    ]
     ours = (
-        line for lines in found for line in lines if re.match(rf"{PROJECT}\b", line)
+        line
+        for lines in requirements
+        for line in lines
+        if re.match(rf"{PROJECT}\b", line)
     )
     return next((line.partition(";")[0].strip() for line in ours), None)

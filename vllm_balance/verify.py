@@ -31,30 +31,30 @@ def run(chosen: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def verify_installation(info: BuildInfo, found: Sequence[Installed]) -> list[str]:
+def verify_installation(info: BuildInfo, installed: Sequence[Installed]) -> list[str]:
     """A sentence with its repair on each thing that is not as it was built.
 
     Files are compared once no distribution is wrong: those of another would all differ.
     """
     wanted = _wanted(info)
-    repair = repair_mixed(info, found)
-    findings = [f"{line}; repair: {repair}" for line in strangers(info, found)]
+    repair = repair_mixed(info, installed)
+    findings = [f"{line}; repair: {repair}" for line in strangers(info, installed)]
     findings += [
         f"{name} {wanted[name]}: expected to be installed, found none; repair: "
         f"{_reinstall(info)}"
-        for name in sorted(wanted.keys() - {d.name for d in found})
+        for name in sorted(wanted.keys() - {d.name for d in installed})
     ]
-    return findings or list(_check_files(found[0], info))
+    return findings or list(_check_files(installed[0], info))
 
 
 def _wanted(info: BuildInfo) -> dict[str, str]:
     return {normalise(name): version for name, version in info.distributions.items()}
 
 
-def strangers(info: BuildInfo, found: Iterable[Installed]) -> Iterator[str]:
+def strangers(info: BuildInfo, installed: Iterable[Installed]) -> Iterator[str]:
     """A sentence on each of `found` that is not part of the wheel."""
     wanted = _wanted(info)
-    for each in found:
+    for each in installed:
         expected = f"no {each.name} beside the wheel for {info.target}"
         if each.name in wanted:
             expected = f"only {each.name} {wanted[each.name]}"
@@ -63,12 +63,12 @@ def strangers(info: BuildInfo, found: Iterable[Installed]) -> Iterator[str]:
             yield f"{each.folder}: expected {expected}, found {there}"
 
 
-def repair_mixed(info: BuildInfo, found: Iterable[Installed]) -> str:
+def repair_mixed(info: BuildInfo, installed: Iterable[Installed]) -> str:
     """The commands that leave this wheel and nothing else.
 
     One run of pip takes one distribution of a name, and there may be several.
     """
-    names = [distribution.name for distribution in found]
+    names = [distribution.name for distribution in installed]
     rounds = max([names.count(name) for name in names], default=1)
     uninstall = f"pip uninstall -y {' '.join(NAMES)}"
     return " && ".join([uninstall] * rounds + [f"pip install {info.wheel}"])
@@ -89,8 +89,8 @@ def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     for package in PACKAGES:
         for path in _files_of(main.folder / package):
             if path not in files:
-                found = "expected nothing here, found a foreign file"
-                yield f"{path}: {found}; repair: rm '{path}'"
+                foreign = "expected nothing here, found a foreign file"
+                yield f"{path}: {foreign}; repair: rm '{path}'"
 
 
 def _files_of(package: Path) -> Iterator[Path]:

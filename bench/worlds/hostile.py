@@ -146,14 +146,11 @@ class Copies:
 
     @property
     def cost(self):
-        """What the policy has learned; None if it learns nothing."""
         learned = self.copies[0].learned
         return learned and learned.cost
 
 
 class Served(NamedTuple):
-    """What came out, in seconds."""
-
     mean: float
     """End-to-end time."""
     tail: float
@@ -189,8 +186,6 @@ def wrong_costs(cost, steps: Sequence[TrueStep], largest: int) -> str:
 
 
 class Sent(NamedTuple):
-    """The requests of a world, in place of a workload."""
-
     made: Sequence[SimRequest]
 
     def requests(self, rng: random.Random) -> Sequence[SimRequest]:

@@ -4,34 +4,40 @@ import argparse
 import copy
 import gc
 import itertools
+import json
 import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    tests = Path(__file__).parents[1]
-    sys.path += [str(tests.parent / "bench"), str(tests.parent / "tools")]
+    sys.path += [str(Path(__file__).parents[2] / each) for each in ("bench", "tools")]
 
+import vllm
 from vllm.engine.arg_utils import EngineArgs
 
 from dp_ranks import HOW, loop_arguments
 from vllm_balance.reference import tiny_models
-from world import Fault, World, controlled
+from world import Fault, World, controlled, recorded
 
+ROOT = Path(__file__).parents[2]
+BALANCE = "v1/core/sched/balance"
 THEMES = {
     "waves": ("request 0 1", "request 1 6", "abort"),
     "pauses": ("request 1 6", "pause keep", "pause wait", "pause abort", "resume"),
     "losses": ("request 1 1", "lose 0", "lose 1"),
     "switches": ("request 0 6", "request 1 1", "switch off", "switch align"),
+    "resizes": ("request 0 6", "request 1 1", "resize"),
 }
 """Which events there are: requests say their rank, and the tokens of the answer."""
 POLICIES = ("off", "cap", "align", "adaptive")
@@ -74,7 +80,6 @@ def _config(policy, how, ranks):
     with tempfile.TemporaryDirectory() as folder:
         arguments = loop_arguments(
             tiny_models.make("moe", Path(folder)),
-            data_parallel_balance=policy,
             data_parallel_size=ranks,
             max_num_seqs=1,
             max_num_batched_tokens=16,
@@ -82,6 +87,7 @@ def _config(policy, how, ranks):
             enable_prefix_caching=False,
             additional_config={"kv_blocks": 8},
             **HOW[how],
+            **({} if policy == "off" else {"data_parallel_balance": policy}),
         )
         return EngineArgs(**arguments).create_engine_config()
 
@@ -109,6 +115,8 @@ class Found:
     is_whole: bool = True
     fault: str = ""
     run: tuple[str, ...] = ()
+    calls: list[Any] = field(default_factory=list)
+    """Each run, with what the ranks have called, if that is recorded."""
 
     def __str__(self):
         said = f"{self.setting}: {self.runs} runs, {self.states} states, "
@@ -125,8 +133,10 @@ class Explorer:
     def __init__(self, setting, most_s=math.inf, longest=math.inf):
         self._longest = longest
         self._ends_at = time.monotonic() + most_s
-        self._seen: dict[int, int] = {}
-        """By state, how many events were left at most."""
+        self._seen: dict[int, tuple[int, list[str]]] = {}
+        """By state, how many events were left at most, and the run that led there."""
+        self.equal: list[tuple[list[str], list[str]]] = []
+        """Runs that led to states that are taken for equal."""
         self.found = Found(setting)
 
     def depth_first(self):
@@ -160,11 +170,13 @@ class Explorer:
                 world.take(choice)
             while options := world.options():
                 key, budget = hash(world.key()), world.budget
-                if here.get(key) == budget:
+                if key in here and not {*options} - {*run[here[key] :]}:
                     raise Fault("all go on for ever")
-                if self._seen.get(key, -1) >= budget:
+                most, before = self._seen.get(key, (-1, []))
+                if most >= budget:
+                    self.equal += [(before, run)] if most == budget else []
                     return left
-                self._seen[key] = here[key] = budget
+                self._seen[key], here[key] = (budget, run[:]), len(run)
                 self.found.states += 1
                 if world.may_rest(options):
                     world.check_rest()
@@ -181,6 +193,8 @@ class Explorer:
             self.found.fault, self.found.run = str(fault), tuple(run)
         finally:
             world.close()
+            if world.calls:
+                self.found.calls.append(["; ".join(run), world.calls])
         return left
 
 
@@ -263,6 +277,23 @@ def whole():
     yield Setting("cap", "sync", "waves", events=3)
 
 
+def calls_of(setting):
+    """Of each run, the calls of upstream's methods that the ranks make."""
+    with controlled(), recorded():
+        return Explorer(setting).depth_first().calls
+
+
+def upstream_alone(tree, *arguments):
+    """Begins again with upstream's package, which has our files, but no hooks."""
+    folder, ours = tempfile.mkdtemp(), Path(vllm.__file__).parent
+    for source, part in (tree / "vllm", ""), (ours, "fixes"), (ours, BALANCE):
+        target = Path(folder, "vllm", part)
+        shutil.copytree(source / part, target, copy_function=os.symlink)
+    changed = {"VLLM_CACHE_ROOT": folder, "PYTHONPATH": folder}
+    environment = os.environ | changed | {"VLLM_PLUGINS": "reference"}
+    os.execve(sys.executable, [sys.executable, __file__, *arguments], environment)
+
+
 def _explore(setting, most_s):
     with controlled():
         return first_fault(setting, most_s)
@@ -271,23 +302,37 @@ def _explore(setting, most_s):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
-    parser.add_argument(
-        "--seed", type=int, help="draw runs, from this seed on, for ever"
-    )
-    parser.add_argument("--minutes", type=float, default=10, help="of each setting")
+    parser.add_argument("--seed", type=int, help="draw runs for ever, from this on")
+    parser.add_argument("--only", metavar="SETTING", nargs="+", help="not all")
+    parser.add_argument("--calls", metavar="SETTING", help="of the ranks, of one")
+    parser.add_argument("--upstream", type=Path, metavar="TREE", help="alone")
+    parser.add_argument("--minutes", type=float, default=30, help="of each setting")
     options = parser.parse_args()
     gc.disable()
-    if options.replay or options.seed is not None:
+    if options.upstream:
+        given = iter(sys.argv[1:])
+        upstream_alone(
+            options.upstream.absolute(),
+            *[each for each in given if each != "--upstream" or not next(given)],
+        )
+    if options.calls:
+        print(json.dumps(calls_of(Setting.of(options.calls))))
+    elif options.replay:
         with controlled():
-            for seed in itertools.count(options.seed or 0):
-                found = replay(options.replay) if options.replay else draw(seed)
-                if found.fault or options.replay:
-                    print(f"seed {options.seed and seed}: {found}")
-                    return bool(found.fault)
-    with ProcessPoolExecutor(2) as pool:
-        found = pool.map(partial(_explore, most_s=60 * options.minutes), whole())
-        faults = [print(each, flush=True) or bool(each.fault) for each in found]
-    return any(faults)
+            print(replay(options.replay))
+    elif options.seed is not None:
+        with controlled():
+            for seed in itertools.count(options.seed):
+                if (found := draw(seed)).fault:
+                    print(f"seed {seed}: {found}")
+                    return True
+    else:
+        chosen = map(Setting.of, options.only) if options.only else whole()
+        with ProcessPoolExecutor(2) as pool:
+            found = pool.map(partial(_explore, most_s=60 * options.minutes), chosen)
+            faults = [print(each, flush=True) or bool(each.fault) for each in found]
+        return any(faults)
+    return False
 
 
 if __name__ == "__main__":

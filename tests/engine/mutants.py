@@ -65,6 +65,8 @@ a switched rank rests by what it has (cap, sync, switches)
     BalanceGate._follow_switch: self.switch.policy is None => self.switch.policy is None and not self._scheduler.has_requests()
 a first step without requests is not watched (cap, sync, losses)
     RankWatch._look: self._in_wave() => False
+a resized group sends its rows to the ranks that were (cap, sync, resizes)
+    BalanceGate.exchange: group is not self._group => self._group is None
 early rows of the wrong step (cap, several hosts, waves)
     BalanceGate.send_for: core.step_counter + 1 => core.step_counter
 """  # noqa: E501

@@ -267,5 +267,5 @@ def test_without_a_cache_prefixes_do_not_count(moe_model):
     "outside", [{}, {"data_parallel_size": 2, "data_parallel_rank": 0}]
 )
 def test_a_dispatch_needs_ranks_to_choose_among(moe_model, outside):
-    with pytest.raises(ValueError, match="whoever calls it chooses the rank"):
+    with pytest.raises(ValueError, match="its clients choose the rank"):
         engine_config(moe_model, data_parallel_dispatch="tokens", **outside)

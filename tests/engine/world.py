@@ -10,26 +10,31 @@ import contextlib
 import itertools
 import logging
 import queue
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import msgspec
 import torch
 import zmq
+from greenlet import getcurrent, greenlet
 from vllm import envs
-from vllm.config import ParallelConfig
+from vllm.config import ParallelConfig, parallel
+from vllm.distributed.elastic_ep import elastic_state
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.rank import gate, group, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreRequestType,
+    ReconfigureDistributedRequest,
+    ReconfigureRankType,
     coordinator,
     core,
 )
@@ -40,6 +45,7 @@ from vllm_balance.core import policies
 from vllm_balance.core.policies.rows import Row
 from vllm_balance.core.policies.wishes import first_wish, next_wish
 
+KEEP = ReconfigureRankType.KEEP_CURRENT_RANK
 SYNC = 4
 """Steps between two finish-syncs, 32 of upstream: where it is does not matter."""
 HOLD_STEPS = {"off": 0, "cap": 4, "align": 5, "adaptive": 60}
@@ -50,7 +56,7 @@ SMALL = {
 }
 
 
-PASS = "a forward pass"
+PASS, BARRIER = "a forward pass", "a barrier of a resize"
 
 
 class Fault(AssertionError):  # noqa: N818
@@ -62,52 +68,65 @@ class Stopped(BaseException):
 
 
 class Actor:
-    """A thread that runs when it is told to, until it waits for something."""
+    """Runs when it is told to, until it waits for something."""
 
     current: "Actor"
 
     def __init__(self, world: "World", name: Any, body: Callable[[], None]):
         self.world, self.name = world, name
-        self.at, self.clock = "beginning", 0.0
+        self.at, self.seconds = "beginning", 0.0
         self.is_ready: Callable[[], bool] = lambda: True
-        self.error: BaseException | None = None
-        self._killed = False
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
-        threading.Thread(target=self._run, args=(body,), daemon=True).start()
+        self.error: Exception | None = None
+        self.threads: list[Actor] = []
+        """Of the rank, besides its busy loop: they run when it is stuck."""
+        self._task = greenlet(self._run)
+        self._body = body
 
-    def _run(self, body):
-        self._go.acquire()
+    def _run(self):
         try:
-            if not self._killed:
-                body()
+            self._body()
         except (SystemExit, Stopped):
             pass
-        except BaseException as error:
+        except Exception as error:
             self.error = error
         self.at, self.is_ready = "ended", lambda: False
-        self._back.release()
 
-    def resume(self):
+    def resume(self, *error):
         Actor.current = self
-        self._go.release()
-        self._back.acquire()
+        self._task.parent = getcurrent()
+        self._task.throw(*error) if error else self._task.switch()
         if isinstance(self.error, Fault):
             raise self.error
 
-    def wait(self, what, is_ready):
-        """Called in the thread."""
+    def wait(self, what, is_ready=lambda: False):
+        """Called by the actor."""
         self.at, self.is_ready = what, is_ready
-        self._back.release()
-        self._go.acquire()
-        if self._killed:
-            raise Stopped
+        self._task.parent.switch()
 
     def kill(self):
-        if self.at != "ended":
-            self._killed = True
-            self.resume()
+        for each in (*self.threads, self):
+            if each.at != "ended":
+                each.resume(Stopped)
+                each.at, each.is_ready = "ended", lambda: False
+
+
+class Thread:
+    """Of `threading`, and its `Event`: a rank has threads that watch the others."""
+
+    def __init__(self, target=None, args=(), daemon=True):
+        self._body = partial(target, *args) if target else None
+        self._is_set = False
+
+    def start(self):
+        rank = Actor.current
+        rank.threads.append(Actor(rank.world, rank.name, self._body))
+
+    def wait(self, timeout):
+        Actor.current.wait("asleep")
+        return self._is_set
+
+    def set(self):
+        self._is_set = True
 
 
 class Store:
@@ -127,8 +146,20 @@ class Store:
         value = value.encode() if isinstance(value, str) else value
         self._data.update(dict.fromkeys(self._names([key]), value))
 
+    def compare_set(self, key, _, value):
+        self.set(key, value)
+
+    def add(self, key, more):
+        self.set(key, str(int(self.get(key)) + more))
+
+    def get(self, key):
+        return self._data.get(*self._names([key]), b"0")
+
+    def delete_key(self, key):
+        self._data.pop(*self._names([key]), None)
+
     def multi_get(self, keys):
-        return [self._data[name] for name in self._names(keys)]
+        return [*map(self.get, keys)]
 
     def check(self, keys):
         return all(name in self._data for name in self._names(keys))
@@ -153,8 +184,8 @@ class Call:
     @property
     def is_broken(self):
         """Whether gloo, but not a device, notices that somebody is lost."""
-        lost = self.group.world.lost
-        return self.kind != PASS and not lost.keys() <= self.values.keys()
+        lost = self.group.world.lost.keys() & {*range(self.group.size())}
+        return self.kind != PASS and not lost <= self.values.keys()
 
     def wait(self, timeout=None):
         actor = Actor.current
@@ -162,14 +193,14 @@ class Call:
             actor.wait(self.kind, lambda: self.is_whole or self.is_broken)
         if not self.is_whole:
             raise RuntimeError("Connection closed by peer")
-        actor.clock = max(actor.clock, self.ends_at)
+        actor.seconds = max(actor.seconds, self.ends_at)
 
 
 class Group:
     """A process group, and that of the devices; its ranks share it."""
 
-    def __init__(self, world, name=""):
-        self.world, self._members = world, world.ranks
+    def __init__(self, world, size, name=""):
+        self.world, self._members = world, range(size)
         self._name, self._store = name, Store()
         self._calls: dict[tuple[str, int], Call] = {}
         self._counts: dict[Any, int] = defaultdict(int)
@@ -185,7 +216,7 @@ class Group:
 
     @cached_property
     def apart(self):
-        return Group(self.world, " of its own")
+        return Group(self.world, self.size(), " of its own")
 
     def meet(self, kind, value, of="host", seconds=0.0):
         """The n-th call of a rank is the n-th of the others, or the ranks are lost."""
@@ -195,7 +226,7 @@ class Group:
         if call.kind != kind + self._name:
             raise Fault(f"rank {rank} is in {kind}, others in {call.kind}")
         call.values[rank] = value
-        call.ends_at = max(call.ends_at, Actor.current.clock + seconds)
+        call.ends_at = max(call.ends_at, Actor.current.seconds + seconds)
         if call.is_whole:
             del self._calls[of, number]
         return call
@@ -260,12 +291,12 @@ class Inbox:
         if not self.items and (
             engine.has_work() or not engine.process_input_queue_block
         ):
-            Actor.current.wait("top", lambda: False)
+            Actor.current.wait("top")
         return not self.items
 
     def get(self, block=True):
         if not self.items and block:
-            Actor.current.wait("idle", lambda: False)
+            Actor.current.wait("idle")
         return self.get_nowait()
 
     def get_nowait(self):
@@ -284,10 +315,11 @@ class Rank(LoopEngine):
         world.engines[place] = self
         self.held_for: dict[str, int] = {}
         super().__init__(config, Trace())
+        self.dp_sync_interval = SYNC  # of a later release
         self.input_queue = Inbox(self)
         self.output_queue = SimpleNamespace(put_nowait=partial(world.hear, place))
         self.output_thread = SimpleNamespace(
-            join=lambda timeout: None, is_alive=lambda: False
+            join=lambda timeout: None, is_alive=lambda: True
         )
 
     @property
@@ -314,14 +346,9 @@ class Rank(LoopEngine):
         waits = [] if is_full or scheduler.pause_state.value else scheduler.waiting
         counts = self.held_for
         self.held_for = {r.request_id: counts.get(r.request_id, 0) + 1 for r in waits}
-        if max(self.held_for.values(), default=0) > max(HOLD_STEPS.values()) or (
-            not self.world.switched
-            and max(self.held_for.values(), default=0)
-            > HOLD_STEPS[self.gate.switch.name]
-        ):
-            raise Fault(
-                f"rank {self.place} has held a prompt for {self.held_for} steps"
-            )
+        name = "adaptive" if self.world.switched else self.gate.switch.name
+        if max(self.held_for.values(), default=0) > HOLD_STEPS[name]:
+            raise Fault(f"rank {self.place} holds prompts for {self.held_for} steps")
 
 
 class Socket:
@@ -369,6 +396,8 @@ class FrontEnd:
     """That were not answered."""
     paused: bool = False
     wish: int = 0
+    size: int = 0
+    """To which ranks are asked to resize."""
 
 
 class World:
@@ -378,7 +407,7 @@ class World:
         self.setting, self.ranks = setting, range(setting.ranks)
         self.budget = setting.events
         self.switched = False
-        self._group = Group(self)
+        self._groups: dict[int, Group] = {}
         self.lost: dict[int, str] = {}
         """Ranks that have ended, or will never answer, and why."""
         self.engines: dict[int, Rank] = {}
@@ -388,6 +417,8 @@ class World:
         """Channels of the event that has just been sent: one of them goes on."""
         self.client = FrontEnd(wish=first_wish(setting.policy))
         self.unfinished: dict[str, int] = {}
+        self.calls: dict[Any, list[str]] = {}
+        """By rank, if they are `recorded`."""
         self.published = (0, False)
         self.actors = {
             place: Actor(self, place, partial(self._serve, place, model_config))
@@ -407,7 +438,8 @@ class World:
         process.process_input_socket("front", "output", "back")
 
     def group(self, config, return_store=False):
-        found = self._group
+        size = config.data_parallel_size
+        found = self._groups.setdefault(size, Group(self, size))
         return (found, found.get_group_store()) if return_store else found
 
     # What ranks and coordinator send.
@@ -424,6 +456,10 @@ class World:
             if called.failure_message:
                 raise Fault(f"rank {place}: {called.failure_message}")
             self.client.calls -= 1
+            if self.client.size and not self.client.calls:
+                resized = ("SCALE_ELASTIC_EP", self.client.size)
+                self.channels["client", "coordinator"].append(resized)
+                self.client.size = 0
         for output in outputs.outputs:
             if output.finish_reason is not None:
                 self.unfinished.pop(output.request_id, None)
@@ -435,7 +471,7 @@ class World:
             self.published = wave, running
             self.channels["coordinator", "client"].append([wave, running])
         elif isinstance(message, tuple):
-            for rank in self.ranks:
+            for rank in self.actors:
                 said = msgspec.msgpack.decode(message[1])
                 self.channels["coordinator", rank].append(("start", *said))
 
@@ -452,6 +488,9 @@ class World:
         self.fresh = []
         found = [f"deliver {a}>{b}" for a, b in listens]
         found += [f"run {r}" for r, actor in self.actors.items() if actor.at == "top"]
+        found = found or [
+            f"expire {r}" for r, actor in self.actors.items() if actor.at == BARRIER
+        ]
         found += [f"abort early {r}" for r in self.actors if self._may_abort_early(r)]
         client = self.client
         if client.paused and not client.calls:
@@ -479,14 +518,17 @@ class World:
             return bool(self.unfinished)
         if verb in ("pause", "resume"):
             return not client.calls and not client.paused
-        if verb == "lose":
-            return not client.paused
-        return verb != "switch" or self.setting.policy != "off"
+        if verb == "request":
+            return int(event.split()[1]) in self.ranks
+        return verb == "switch" or (not client.paused and len(self.ranks) > 1)
 
     def take(self, choice):
         verb, *what = choice.split()
         self.fresh = []
         if verb == "run":
+            self.actors[int(what[0])].resume()
+        elif verb == "expire":
+            self.actors[int(what[0])].seconds += 6  # upstream's ranks wait for 5
             self.actors[int(what[0])].resume()
         elif verb == "deliver":
             self._deliver(*(int(w) if w.isdigit() else w for w in what[0].split(">")))
@@ -502,15 +544,25 @@ class World:
 
     def settle(self):
         """Lets all run that do not wait for a choice."""
-        actors = [*self.actors.values(), self.coordinator]
-        while ready := [actor for actor in actors if actor.is_ready()]:
+        while ready := [actor for actor in self._all() if actor.is_ready()]:
             ready[0].resume()
             for place, actor in self.actors.items():
-                if actor.error is not None and place not in self.lost:
-                    if not self.lost or type(actor.error) is not RuntimeError:
-                        raise Fault(f"rank {place} died of {actor.error!r}")
-                    self.lost[place] = str(actor.error)
+                if actor.at == "ended" and place not in self.lost:
+                    if actor.error is not None:
+                        if not self.lost or type(actor.error) is not RuntimeError:
+                            raise Fault(f"rank {place} died of {actor.error!r}")
+                        self.lost[place] = str(actor.error)
+                    actor.kill()
         self.compare()
+
+    def stored(self):
+        """What ranks that come to a resize tell each other."""
+        data = [group.get_group_store()._data for group in self._groups.values()]
+        return [{k: v for k, v in each.items() if "eep" in k} for each in data]
+
+    def _all(self):
+        threads = [thread for rank in self.actors.values() for thread in rank.threads]
+        return [*self.actors.values(), self.coordinator, *threads]
 
     def _deliver(self, sender, to):
         message = self.channels[sender, to].popleft()
@@ -602,22 +654,40 @@ class World:
         self.lost[int(place)] = "lost"
         self.actors[int(place)].kill()
 
-    def _watch(self, place):
-        """So much time passes that its watch ends a rank that can be stuck."""
-        actor, found = self.actors[place], self.engines[place].gate._exchange._watch
-        Actor.current = actor
-        try:
-            for count in range(3 * watch.LONG_SILENCE):
-                actor.clock += found._timeout / watch.LONG_SILENCE
-                said = [
-                    "lost" if r in self.lost else f"{count} 0 0" for r in self.ranks
-                ]
-                found._beats.hear(said)
-                found._look()
-        except Stopped:
-            self.lost[place] = "ended by its watch"
-            actor.kill()
-            self.settle()
+    def _resize(self):
+        """The last rank leaves, with its requests."""
+        last = len(self.ranks) - 1
+        for rank in self.ranks:
+            asked = ReconfigureDistributedRequest(
+                last,
+                KEEP if rank < last else ReconfigureRankType.SHUTDOWN_CURRENT_RANK,
+                KEEP,
+                "",
+                0,
+                [],
+                0,
+            )
+            message = ("call", "reinitialize_distributed", (asked,))
+            self._send(("client", rank), message=message)
+        self.client.calls += len(self.ranks)
+        self.client.size = last
+        self.ranks = range(last)
+        self.unfinished = {n: r for n, r in self.unfinished.items() if r < last}
+
+    def _pass_time(self):
+        """So much that watches end the ranks that are stuck."""
+        for _ in range(3 * watch.LONG_SILENCE):
+            for actor in self.actors.values():
+                actor.seconds += 60
+                for thread in actor.threads:
+                    if thread.at == "asleep":
+                        thread.seconds = actor.seconds
+                        thread.resume()
+        for place, actor in self.actors.items():
+            if actor.at == PASS and any(t.at == "ended" for t in actor.threads):
+                self.lost[place] = "ended by its watch"
+                actor.kill()
+        self.settle()
 
     # What must hold.
 
@@ -633,9 +703,7 @@ class World:
     def check_rest(self):
         """Nothing is on its way, and nobody asks for anything: all must rest."""
         if self.lost:
-            for place, actor in self.actors.items():
-                if actor.at == PASS and self.engines[place].gate:
-                    self._watch(place)
+            self._pass_time()
         for place, actor in self.actors.items():
             if actor.at not in ("idle", "ended"):
                 where = ", ".join(f"{p}: {a.at}" for p, a in self.actors.items())
@@ -662,87 +730,53 @@ class World:
         return isinstance(leaf, str) and leaf.startswith("request-")
 
     def key(self):
-        """Equal in equal states, whatever waves and requests were before."""
-        base = max(engine.current_wave for engine in self.engines.values())
-        names = {name: number for number, name in enumerate(self.unfinished)}
-        ranks = [self._key_of(place, base, names) for place in self.engines]
-        channels = [
-            (way, [self._message(m, base, names) for m in said])
-            for way, said in sorted(self.channels.items(), key=str)
-            if said
-        ]
-        client = self.client
-        told = client.wave - base, client.running, client.calls, client.paused
-        wave, running = self.published
+        """Equal in states that go on alike."""
         return repr(
             (
-                ranks,
-                channels,
-                told,
-                client.wish,
-                wave - base,
-                running,
+                [self._key_of(place) for place in self.engines],
+                sorted((str(way), said) for way, said in self.channels.items() if said),
+                self.client,
+                self.unfinished,
+                self.published,
                 self.fresh,
                 self.switched,
+                self.stored(),
             )
         )
 
-    @staticmethod
-    def _message(message, base, names):
-        if isinstance(message, dict):
-            return [n if n is None else n - base for n in message.values()]
-        if message[0] == "start":
-            return "start", message[1] - base, message[2]
-        if message[0] == "add":
-            return "add", names.get(message[1]), message[2], message[3] - base
-        if message[0] in ("abort", "aborted"):
-            return message[0], names.get(message[1])
-        if message[0] == "call":
-            return message
-        first, second = message  # of a wave, to or from the coordinator
-        return (
-            (first - base, second)
-            if isinstance(second, bool)
-            else (first, second - base)
-        )
-
-    def _key_of(self, place, base, names):
+    def _key_of(self, place):
         engine, actor = self.engines[place], self.actors[place]
-        scheduler = engine.scheduler
+        if actor.at == "ended":
+            return place in self.lost
+        scheduler, resize = engine.scheduler, engine.eep_scaling_state
         requests = [
             (
-                names.get(r.request_id),
+                r.request_id,
                 r.status.value,
                 r.num_computed_tokens,
                 len(r.output_token_ids),
-                r.max_tokens,
                 r.num_output_placeholders,
             )
             for r in (
                 *scheduler.running,
                 *scheduler.waiting,
-                *scheduler.skipped_waiting,
+                *getattr(scheduler, "skipped_waiting", ()),  # of this release
             )
         ]
+        in_flight = [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()]
         return (
             actor.at,
             requests,
             len(scheduler.running),
             scheduler.pause_state.value,
             len(scheduler.finished_req_ids),
-            engine.engines_running,
-            engine.current_wave - base,
-            (engine.step_counter and 1 + (engine.step_counter - 1) % SYNC),
-            engine.pending_pause,
-            engine.ignore_start_dp_wave,
+            shape([getattr(engine, name) for name in STATE]),
+            engine.step_counter and 1 + (engine.step_counter - 1) % SYNC,
             len(engine._idle_state_callbacks),
-            [
-                sorted(o.num_scheduled_tokens.items())
-                for _, o, _ in engine.batch_queue or ()
-            ],
+            in_flight,
             engine.aborts_queue.qsize(),
-            engine.held_for,
-            shape(engine.gate, base),
+            resize and (resize.state.value, resize.worker_type),
+            shape(engine.gate),
         )
 
     def close(self):
@@ -750,32 +784,38 @@ class World:
             actor.kill()
 
 
+STATE = (
+    "engines_running",
+    "current_wave",
+    "pending_pause",
+    "ignore_start_dp_wave",
+    "held_for",
+)
+"""What a rank remembers, beside requests and steps."""
+READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
 OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
-def shape(thing, base=0):
+def shape(thing):
     """All that an object of ours remembers, as plain values."""
     kind = type(thing)
     if thing is None or kind in (bool, int, float, str):
         return thing
     if kind is Row:
-        thing = thing._replace(wave=thing.wave - base, step=0)
+        thing = thing._replace(step=0)
     if kind is watch.RankStatus:
         return thing.doing
     if isinstance(thing, (tuple, list, deque)):
-        return [shape(each, base) for each in thing]
+        return [shape(each) for each in thing]
     if isinstance(thing, (set, frozenset)):
         return sorted(map(str, thing))
     if isinstance(thing, dict):
-        return {str(key): shape(value, base) for key, value in thing.items()}
+        return {str(key): shape(value) for key, value in thing.items()}
     if kind is Request:
         return thing.request_id
-    if (
-        kind.__module__.startswith(OURS)
-        and kind is not BalanceStats
-        and hasattr(thing, "__dict__")
-    ):
-        return {k: shape(v, base) for k, v in vars(thing).items() if k != "_beats"}
+    is_ours = kind.__module__.startswith(OURS) and hasattr(thing, "__dict__")
+    if is_ours and kind not in (BalanceStats, watch.Heartbeats):
+        return shape(vars(thing))
     return "-"
 
 
@@ -792,27 +832,23 @@ class Clock:
 
     @staticmethod
     def monotonic():
-        return Actor.current.clock
+        return Actor.current.seconds
 
     time = monotonic
 
     @staticmethod
     def sleep(seconds):
-        Actor.current.clock += seconds
+        actor = Actor.current
+        if actor is not actor.world.actors[actor.name]:
+            actor.wait("asleep")
+        actor.seconds += seconds
 
 
 def with_constant(function, before, after):
     """Upstream's function with another number in it."""
     code = function.__code__
-    constants = tuple(
-        after if each == before and type(each) is int else each
-        for each in code.co_consts
-    )
-    changed = type(function)(
-        code.replace(co_consts=constants), function.__globals__, function.__name__
-    )
-    changed.__defaults__ = function.__defaults__
-    return changed
+    constants = tuple(after if each == before else each for each in code.co_consts)
+    return FunctionType(code.replace(co_consts=constants), function.__globals__)
 
 
 def begin_group(config, return_store=False):
@@ -828,15 +864,20 @@ def apart(*_):
     return actor.world.engines[actor.name].dp_group.apart
 
 
+def wait_in_barrier():
+    """Until somebody has written to the store."""
+    world = Actor.current.world
+    before = world.stored()
+    Actor.current.wait(BARRIER, lambda: world.stored() != before)
+
+
 @contextlib.contextmanager
 def controlled():
     """While worlds run: what stands in for the parts that cannot be driven."""
     engine = core.DPEngineCoreProc
     sync = engine._has_global_unfinished_reqs
-    idle = SimpleNamespace(start=lambda: None)
-    threads = SimpleNamespace(
-        Thread=lambda **_: idle, Event=lambda: SimpleNamespace(set=lambda: None)
-    )
+    threads = SimpleNamespace(Thread=Thread, Event=Thread)
+    no_file = SimpleNamespace(memfd_create=mock.Mock(side_effect=OSError), getpid=int)
     places = [
         (watch, "kill_process_tree", end_of_process),
         (torch.distributed, "PrefixStore", Store),
@@ -844,6 +885,12 @@ def controlled():
         (group, "init_gloo_process_group", apart),
         (coordinator, "make_zmq_socket", lambda path, **_: Socket(path)),
         (watch, "threading", threads),
+        (watch, "os", no_file),
+        (torch.distributed, "barrier", lambda group: group.meet(BARRIER, None).wait()),
+        (parallel, "cpu_all_reduce_", lambda t, g, **_: all_reduce(t, group=g)),
+        (elastic_state, "time", Clock),
+        (elastic_state, "sched_yield", wait_in_barrier),
+        (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
         (watch, "time", Clock),
         (gate, "time", Clock),
         (timing, "time", Clock),
@@ -859,8 +906,30 @@ def controlled():
         stack.callback(envs.disable_envs_cache)
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.ERROR)
+        logging.disable(logging.CRITICAL)
         for owner, name, value in places:
-            stack.enter_context(mock.patch.object(owner, name, value))
+            patched = mock.patch.object(owner, name, value, create=True)
+            stack.enter_context(patched)  # a later release may lack it
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
+        yield
+
+
+@contextlib.contextmanager
+def recorded():
+    """Worlds note each call of upstream's methods, but for those that only read."""
+
+    def noting(function):
+        def call(*args, **kwargs):
+            calls = Actor.current.world.calls.setdefault(Actor.current.name, [])
+            calls.append(function.__qualname__)
+            return function(*args, **kwargs)
+
+        return call
+
+    owners = Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group
+    with contextlib.ExitStack() as stack:
+        for owner in owners:
+            for name, each in [*vars(owner).items()]:
+                if isinstance(each, FunctionType) and not name.startswith(READS):
+                    stack.enter_context(mock.patch.object(owner, name, noting(each)))
         yield

@@ -22,7 +22,7 @@ from balance_tools.kernels.prebuilt import fetch_kernels
 from balance_tools.series.apply import load_series
 from balance_tools.series.fixed import patched_in
 from balance_tools.upstream.lock import load_lock
-from balance_tools.wheel.bill import BILL, OPEN_VEX, VEX
+from balance_tools.wheel.sbom import BILL, OPEN_VEX, VEX
 from conftest import ASCEND, HERE, ROOT, VERSION, Build
 
 EVERY = [

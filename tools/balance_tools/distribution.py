@@ -41,7 +41,6 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """A short name that is fit for a folder: `ascend-cp311-aarch64`."""
         if self.target == "reference":
             return self.target
         name = f"{self.target}-{self.python}-{self.arch}"
@@ -68,7 +67,6 @@ class Target:
     """Vendored packages in it; the first one names the version."""
     requires: tuple[str, ...]
     license: str
-    """An SPDX licence expression."""
     entry_points: EntryPoints
     """Ours: the common ones and those of this target."""
     excludes: tuple[str, ...] = ()

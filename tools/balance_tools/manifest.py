@@ -14,13 +14,10 @@ from balance_tools.errors import ToolError
 from balance_tools.files import sha256_of, write_atomically
 
 MANIFEST_NAME = ".vendor.json"
-"""The manifest of a vendored package, in its folder."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a folder and the inputs that they were made from."""
-
     inputs: Mapping[str, str]
     """What decides the content, e.g. the sha256 of an archive."""
     files: Mapping[str, str]

@@ -13,9 +13,7 @@ class Paths:
         self.lock = root / LOCK_NAME
         """The lock: which upstream files everything is made from."""
         self.dist = root / "dist"
-        """Finished wheels."""
         self.build = root / "build"
-        """What can be made again; ignored by git."""
         self.vendor_lock = self.build / ".lock"
         """The file that keeps two runs of `vendor` apart."""
         self.cache = self.build / "cache"
@@ -23,7 +21,6 @@ class Paths:
         self.pristine = self.build / "pristine"
         """Extracted sdists, `<project>-<version>/` each, as upstream made them."""
         self.env = self.build / "env"
-        """Virtual environments that tests and the demo make."""
 
     @classmethod
     def find(cls) -> Paths:

@@ -91,7 +91,6 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def listed_by_git(root: Path, *options: str) -> list[str]:
-    """What `git ls-files` lists, relative to `root`, sorted."""
     run = git(root, "ls-files", "-z", *options)
     if run.status:
         raise ToolError(
@@ -124,7 +123,7 @@ def edited(root: Path, *names: str) -> list[str]:
     out, as a sparse checkout does.
     """
     entries = git(root, "ls-tree", "-r", "-z", "HEAD", "--", *names).text.split("\0")
-    found = []
+    changed = []
     for about, _, name in (entry.partition("\t") for entry in entries if entry):
         path, expected = root / name, about.split()[2]
         content = None
@@ -137,8 +136,8 @@ def edited(root: Path, *names: str) -> list[str]:
         digest = hashlib.sha1 if len(expected) == 40 else hashlib.sha256
         blob = b"blob %d\0%b" % (len(content or b""), content or b"")
         if content is None or digest(blob).hexdigest() != expected:
-            found.append(name)
-    return found
+            changed.append(name)
+    return changed
 
 
 def tail(text: str) -> str:
@@ -146,5 +145,4 @@ def tail(text: str) -> str:
 
 
 def tail_of(log: Path) -> str:
-    """The last lines of a log, as one."""
     return tail(log.read_text(encoding="utf-8", errors="replace"))

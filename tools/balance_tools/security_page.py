@@ -40,7 +40,6 @@ TITLES = {
 
 
 def page(paths: Paths, text: str) -> str:
-    """The page `text` with its answer and its tables written anew."""
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
     answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
@@ -86,7 +85,7 @@ def _tables(paths: Paths, known: Table, pin: Sequence[Answer]) -> str:
     lines, patches = [], _patches(paths)
     for state, (title, column) in TITLES.items():
         rows = [
-            (_link(one), one.cve, one.severity, one.what, _said(answer, patches))
+            (_link(one), one.cve, one.severity, one.what, _answer_cell(answer, patches))
             for answer in pin
             for one in [answer.advisory]
             if answer.state is state
@@ -105,17 +104,17 @@ def _link(one: Advisory) -> str:
 
 
 def _patches(paths: Paths) -> dict[str, str]:
-    found: dict[str, str] = {}
+    links: dict[str, str] = {}
     for package in load_lock(paths.lock).packages:
         for patch in load_series(paths.patches(package)).patches:
             link = (
                 f"[{patch.name.removesuffix('.patch')}](patches/{package}/{patch.name})"
             )
-            found |= dict.fromkeys(patch.header.advisories, link)
-    return found
+            links |= dict.fromkeys(patch.header.advisories, link)
+    return links
 
 
-def _said(answer: Answer, patches: dict[str, str]) -> str:
+def _answer_cell(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
     if answer.advisory.unverified:
         remark = f"unverified: {answer.advisory.unverified}"
@@ -126,7 +125,6 @@ def _said(answer: Answer, patches: dict[str, str]) -> str:
 
 
 def _lines(paths: Paths, known: Table) -> list[str]:
-    """A table of the lines: the advisories that upstream's release does not fix."""
     rows = []
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]

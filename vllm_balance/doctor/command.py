@@ -11,11 +11,18 @@ from pathlib import Path
 
 from vllm_balance.build_info import load_build_info
 from vllm_balance.doctor import host, npus, serve, server, software
-from vllm_balance.doctor.lines import STATES, Diagnosis, Said, lines_of, show, worst
+from vllm_balance.doctor.diagnosis import (
+    STATES,
+    Diagnoses,
+    Diagnosis,
+    lines_of,
+    show,
+    worst,
+)
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
-Checks = dict[str, Callable[[Machine], Said]]
+Checks = dict[str, Callable[[Machine], Diagnoses]]
 OF_NPUS: Checks = {
     "devices": npus.devices,
     "chip": npus.chips,

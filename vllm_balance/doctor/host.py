@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Diagnosis, Said, State, judged
+from vllm_balance.doctor.diagnosis import Diagnoses, Diagnosis, State, judged
 from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
@@ -28,7 +28,7 @@ HCCL_PORTS = 32
 its variables: 32 from CANN 8.5 on, and 16 before."""
 
 
-def shared_memory(machine: Machine) -> Said:
+def shared_memory(machine: Machine) -> Diagnoses:
     """Through /dev/shm go the messages to workers, and collectives on one host."""
     mounts = machine.read("/proc/self/mounts")
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
@@ -54,7 +54,7 @@ def shared_memory(machine: Machine) -> Said:
     yield judged("/dev/shm", found, expected, do, bad=megabytes < needed, warn=few)
 
 
-def interfaces(machine: Machine) -> Said:
+def interfaces(machine: Machine) -> Diagnoses:
     files = machine.glob("/sys/class/net/*/operstate")
     states = {Path(file).parent.name: machine.read(file).strip() for file in files}
     up = [name for name, state in states.items() if state in ("up", "unknown")]
@@ -112,40 +112,39 @@ def _missing(variable: str, value: str, names: Sequence[str]) -> str:
 
 
 def _addresses(machine: Machine) -> set[str]:
-    """Addresses of this host; empty where the kernel does not show them."""
     trie = machine.read("/proc/net/fib_trie")
-    found = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie)
+    local = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie)
     rows = machine.read("/proc/net/if_inet6")
     digits = re.findall(r"^([0-9a-f]{32}) ", rows, re.M)
-    return _plain([*found, *(":".join(re.findall("....", d)) for d in digits)])
+    return _plain([*local, *(":".join(re.findall("....", d)) for d in digits)])
 
 
 def _plain(addresses: Iterable[str]) -> set[str]:
     """Addresses as Python writes them, without zones; what is none stays as it is."""
-    found = set()
+    plain = set()
     for text in addresses:
         try:
             address = ip_address(text.strip("[]").partition("%")[0])
         except ValueError:
-            found.add(text)
+            plain.add(text)
         else:
-            found.add(str(getattr(address, "ipv4_mapped", None) or address))
-    return found
+            plain.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return plain
 
 
-def names(machine: Machine) -> Said:
+def names(machine: Machine) -> Diagnoses:
     plan, local = machine.plan, _addresses(machine)
     own = machine.read("/proc/sys/kernel/hostname").strip()
     for name in filter(None, dict.fromkeys((own, plan.address))):
-        found = _resolved(machine, name)
-        loopback = {a for a in found if re.match(r"127\.|::1$", a)}
-        shown = ", ".join(sorted(found))
+        addresses = _resolved(machine, name)
+        loopback = {a for a in addresses if re.match(r"127\.|::1$", a)}
+        shown = ", ".join(sorted(addresses))
         do = f"add `<address> {name}` to /etc/hosts, or set {GLOO}"
-        if not found:
+        if not addresses:
             yield Diagnosis(
                 name, "warn", "has no address", "one that the ranks reach", do
             )
-        elif plan.spans_hosts and not found - loopback:
+        elif plan.spans_hosts and not addresses - loopback:
             yield Diagnosis(
                 name, "warn", shown, "an address that other hosts reach", do
             )
@@ -153,7 +152,7 @@ def names(machine: Machine) -> Said:
             name == plan.address
             and not plan.headless
             and local
-            and not found & local | loopback
+            and not addresses & local | loopback
         ):
             expected = "an address of this host, for it has the API server"
             do = "--headless on every host but the head"
@@ -168,22 +167,22 @@ def _resolved(machine: Machine, name: str) -> set[str]:
         return _plain([name])
     lines = machine.read("/etc/hosts").splitlines()
     hosts = [line.partition("#")[0].split() for line in lines]
-    found = _plain(words[0] for words in hosts if name in words[1:])
-    if found or machine.root != Path("/"):
-        return found
+    addresses = _plain(words[0] for words in hosts if name in words[1:])
+    if addresses or machine.root != Path("/"):
+        return addresses
     try:
         return _plain(str(info[4][0]) for info in socket.getaddrinfo(name, None))
     except OSError:
         return set()
 
 
-def ports(machine: Machine) -> Said:
+def ports(machine: Machine) -> Diagnoses:
     rows = machine.read("/proc/net/tcp") + machine.read("/proc/net/tcp6")
     if not rows:
         yield Diagnosis("ports", "unknown", "no /proc/net/tcp")
     # `sl local_address rem_address st`; 0A is LISTEN.
-    found = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
-    listening = {int(port, 16) for port in found}
+    in_hex = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
+    listening = {int(port, 16) for port in in_hex}
     plan = machine.plan
     wanted = {} if plan.headless or plan.uds else {plan.port: "--port"}
     if plan.ranks > 1 and not plan.headless:

@@ -37,8 +37,8 @@ class Machine:
             return ""
 
     def glob(self, pattern: str) -> list[str]:
-        found = self.root.glob(pattern.lstrip("/"))
-        return sorted(f"/{path.relative_to(self.root)}" for path in found)
+        paths = self.root.glob(pattern.lstrip("/"))
+        return sorted(f"/{path.relative_to(self.root)}" for path in paths)
 
     def fields(self, name: str) -> dict[str, str]:
         """The lines `KEY=VALUE` or `KEY : VALUE` of a file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from vllm_balance.doctor.lines import Diagnosis, Said, judged
+from vllm_balance.doctor.diagnosis import Diagnoses, Diagnosis, judged
 from vllm_balance.doctor.machine import Machine
 
 SHARED_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -25,7 +25,7 @@ IDLE_SHARE = 0.15
 """The share of a chip's memory that an idle driver takes at most: 3 GB of 32 or 64."""
 
 
-def devices(machine: Machine) -> Said:
+def devices(machine: Machine) -> Diagnoses:
     chips = machine.glob("/dev/davinci[0-9]*")
     for name in [*SHARED_DEVICES, *(chips or ["/dev/davinci0"])]:
         path = machine.path(name)
@@ -41,12 +41,14 @@ def devices(machine: Machine) -> Said:
     yield f"{len(chips)} of /dev/davinci*, all to be opened"
 
 
-def chips(machine: Machine) -> Said:
+def chips(machine: Machine) -> Diagnoses:
     smi, info = machine.smi, machine.info
     if smi.problem:
         # Without it the server starts, and does not bind its processes to cores.
         missing = smi.problem.startswith("no ")
-        do = next(do for said, do in REPAIRS.items() if re.search(said, smi.problem))
+        do = next(
+            do for pattern, do in REPAIRS.items() if re.search(pattern, smi.problem)
+        )
         expected = "a table of the NPUs"
         yield judged(
             "npu-smi", smi.problem, expected, do, warn=missing, bad=not missing
@@ -68,7 +70,7 @@ def chips(machine: Machine) -> Said:
             yield Diagnosis(f"NPU {npu.number}", "warn", npu.health, "health OK", do)
 
 
-def use(machine: Machine) -> Said:
+def use(machine: Machine) -> Diagnoses:
     smi = machine.smi
     if smi.problem:
         yield Diagnosis("use of NPUs", "unknown", f"npu-smi: {smi.problem}")

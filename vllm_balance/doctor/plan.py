@@ -28,5 +28,4 @@ class Plan:
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether some ranks are known to run elsewhere."""
         return self.local_ranks < self.ranks

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_balance.doctor.lines import Diagnosis
+from vllm_balance.doctor.diagnosis import Diagnosis
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 
@@ -51,9 +51,9 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagno
         plan = Plan(**found)
         return plan, list(_lines(machine, plan))
     # The parser, and the guard of the start, end the process with one line.
-    said = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
+    errors = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
     do = "change the command line; docs/troubleshooting.md has the sentence"
-    refused = found.get("refused", said[-1])
+    refused = found.get("refused", errors[-1])
     expected = "a command line that starts"
     return Plan(), [Diagnosis("vllm serve", "bad", refused, expected, do)]
 
@@ -84,8 +84,8 @@ def main(arguments: Sequence[str]) -> None:
 def sentence(error: Exception) -> str:
     """What an error says, without pydantic's frame around it."""
     if hasattr(error, "errors"):
-        said = [str(e.get("msg", e)) for e in error.errors()]
-        return "; ".join(text.removeprefix("Value error, ") for text in said)
+        messages = [str(e.get("msg", e)) for e in error.errors()]
+        return "; ".join(text.removeprefix("Value error, ") for text in messages)
     return str(error) or type(error).__name__
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from vllm_balance.doctor.lines import Diagnosis, State
+from vllm_balance.doctor.diagnosis import Diagnosis, State
 
 PROC = Path("/proc")
 READ_BYTES = 1 << 18
@@ -69,16 +69,16 @@ class Status(NamedTuple):
         Any process may have written it, and more behind it.
         """
         try:
-            said, _ = json.JSONDecoder().raw_decode(text)
+            fields, _ = json.JSONDecoder().raw_decode(text)
             return cls(
-                rank=int(said["rank"]),
-                size=int(said["size"]),
-                wave=int(said["wave"]),
-                step=int(said["step"]),
-                doing=str(said["doing"]),
-                since=float(said["since"]),
-                seen=float(said["seen"]),
-                stack=str(said.get("stack", "")),
+                rank=int(fields["rank"]),
+                size=int(fields["size"]),
+                wave=int(fields["wave"]),
+                step=int(fields["step"]),
+                doing=str(fields["doing"]),
+                since=float(fields["since"]),
+                seen=float(fields["seen"]),
+                stack=str(fields.get("stack", "")),
             )
         except (ArithmeticError, AttributeError, LookupError, RecursionError):
             return None
@@ -150,47 +150,49 @@ def absence(pid: int) -> str:
 
 
 def describe(process: Process, now: float) -> Diagnosis:
-    said = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
+    parts = [f"pid {process.pid}, {STATES.get(process.state, 'sleeping')}"]
     if process.waits_in and process.state in "SD":
-        said[0] += f" in {process.waits_in}"
+        parts[0] += f" in {process.waits_in}"
     state: State = "ok"
     do = ""
     if status := process.status:
         lasts = now - status.since
         does = DOING.get(status.doing, status.doing)
-        said.append(f"wave {status.wave}, step {status.step}, {does} for {lasts:.1f} s")
+        parts.append(
+            f"wave {status.wave}, step {status.step}, {does} for {lasts:.1f} s"
+        )
         if status.stack:
-            said.append(f"at {status.stack}")
+            parts.append(f"at {status.stack}")
         if status.doing != "idle" and lasts > LONG_S:
             state, do = "warn", f"py-spy dump --nonblocking --pid {process.pid}"
         if now - status.seen > STALE_S:
             # Stopped, or native code holds the interpreter.
-            said.append(f"has not run for {now - status.seen:.1f} s")
+            parts.append(f"has not run for {now - status.seen:.1f} s")
             state, do = "bad", f"py-spy dump --native --pid {process.pid}"
     elif process.role == "rank" and process.state not in "ZX":
-        said.append("says nothing: balance is off, or it is another user's")
+        parts.append("says nothing: balance is off, or it is another user's")
         do = f"py-spy dump --pid {process.pid}"
     if process.state in "Tt":
         state, do = "bad", f"kill -CONT {process.pid}: the others wait for it"
     elif process.state in "ZX":
         state, do = "bad", "look in the log for the cause, and start again"
     return Diagnosis(
-        f"{process.role} {process.number}".strip(), state, "; ".join(said), do=do
+        f"{process.role} {process.number}".strip(), state, "; ".join(parts), do=do
     )
 
 
 def within(look: Callable[[], Answer], otherwise: Answer) -> Answer:
     """What `look` returns, or `otherwise` if it fails or takes too long."""
-    found = [otherwise]
+    answer = [otherwise]
 
     def run() -> None:
         with contextlib.suppress(OSError, ValueError):
-            found[0] = look()
+            answer[0] = look()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LOOK_S)
-    return found[0]
+    return answer[0]
 
 
 def read_file(path: Path) -> str:
@@ -228,10 +230,9 @@ def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
 
 
 def role_of(name: str) -> tuple[str, str]:
-    """The role and the number in a name that vLLM gives to a process."""
     for pattern, role in ROLES.items():
-        if found := re.match(pattern, name):
-            return role, found[1] or ("0" if name == "EngineCore" else "")
+        if match := re.match(pattern, name):
+            return role, match[1] or ("0" if name == "EngineCore" else "")
     return "", ""
 
 

@@ -54,7 +54,6 @@ class Smi:
     problem: str = ""
     """Why there is no table, with its last line; else empty."""
     version: str = ""
-    """The version of the driver."""
     npus: tuple[Npu, ...] = ()
     processes: tuple[NpuProcess, ...] = ()
     board: dict[str, str] = field(default_factory=dict)
@@ -75,8 +74,8 @@ class Smi:
         return next((d for p, d in DEVICES.items() if re.match(p, self.soc)), None)
 
 
-def ask(said: Ask) -> Smi:
-    text, problem = said("info")
+def ask(npu_smi: Ask) -> Smi:
+    text, problem = npu_smi("info")
     smi = read(text)
     if not smi.npus and (problem or not smi.version):
         # Its library may greet before it says what is wrong.
@@ -84,9 +83,9 @@ def ask(said: Ask) -> Smi:
         return Smi(f"{last} ({problem})" if text and problem else problem or last)
     for npu in smi.npus[:1]:
         board = ("info", "-t", "board", "-i", str(npu.card))
-        smi.board.update(fields(said(*board)[0]))
+        smi.board.update(fields(npu_smi(*board)[0]))
         if "chip name" not in smi.board:
-            smi.board.update(fields(said(*board, "-c", str(npu.chip))[0]))
+            smi.board.update(fields(npu_smi(*board, "-c", str(npu.chip))[0]))
     return smi
 
 

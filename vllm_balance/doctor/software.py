@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_balance.doctor.lines import Diagnosis, Said, judged
+from vllm_balance.doctor.diagnosis import Diagnoses, Diagnosis, judged
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.versions import UNKNOWN, order
 from vllm_balance.installed import find_installed, normalise
@@ -21,7 +21,7 @@ NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
 """Name, variable of its folder, and what sets that."""
 
 
-def wheel(machine: Machine) -> Said:
+def wheel(machine: Machine) -> Diagnoses:
     """What the server asks before it starts, and says then in the same words."""
     info = machine.info
     if info is None:
@@ -30,11 +30,11 @@ def wheel(machine: Machine) -> Said:
             "wheel", "unknown", there, "a wheel", "make wheel; pip install it"
         )
         return
-    found = find_installed(*NAMES)
-    for sentence in (*strangers(info, found), *hooks_that_are_gone(info)):
+    installed = find_installed(*NAMES)
+    for sentence in (*strangers(info, installed), *hooks_that_are_gone(info)):
         where, _, rest = sentence.partition(": expected ")
         expected, _, there = rest.partition(", found ")
-        do = repair_mixed(info, found)
+        do = repair_mixed(info, installed)
         yield Diagnosis("wheel", "bad", f"{there} in {where}", expected, do)
     if problem := triton_problem():
         there, _, repair = problem.partition(". Repair: ")
@@ -44,7 +44,7 @@ def wheel(machine: Machine) -> Said:
     yield f"{info.wheel}, Python {platform.python_version()} on {platform.machine()}"
 
 
-def requirements(machine: Machine) -> Said:
+def requirements(machine: Machine) -> Diagnoses:
     """Every requirement of the wheel's metadata, against what would be imported."""
     # Not at the top: the rest can be looked at without it.
     from packaging.requirements import Requirement
@@ -59,19 +59,19 @@ def requirements(machine: Machine) -> Said:
     wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
     for each in wanted:
         name, expected = normalise(each.name), str(each.specifier) or "any version"
-        found = find_installed(name)
+        installed = find_installed(name)
         do = f"pip install --no-deps '{each.name}{each.specifier}'"
         if name in ON_THE_VENDORS_INDEX:
             do += " --extra-index-url <the vendor's index>"
-        if not found:
+        if not installed:
             yield Diagnosis(name, "bad", "none is installed", expected, do)
             continue
-        version = found[0].version
+        version = installed[0].version
         if not each.specifier.contains(version, prereleases=True):
             yield Diagnosis(name, "bad", version, expected, do)
-        if len(found) > 1:
-            others = ", ".join(f"{d.version} in {d.folder}" for d in found[1:])
-            both = f"{version} in {found[0].folder}, over {others}"
+        if len(installed) > 1:
+            others = ", ".join(f"{d.version} in {d.folder}" for d in installed[1:])
+            both = f"{version} in {installed[0].folder}, over {others}"
             do = f"pip uninstall --yes {each.name}, once for each; then {do}"
             yield Diagnosis(name, "warn", both, "one installation", do)
     yield f"all {len(wanted)} of {vllm.version}"
@@ -123,10 +123,10 @@ def toolkits(machine: Machine) -> Iterator[Diagnosis]:
     # They are released together, so where the line has no NNAL, CANN's counts.
     yield _toolkit(machine, *NNAL, nnal or cann, version)
     search = machine.environ.get("LD_LIBRARY_PATH", "")
-    found = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
-    if len(set(map(_short, found))) > 1:
+    releases = set(re.findall(r"(?:cann-|ascend-toolkit/|atb/)(\d+\.\d[\w.]*)", search))
+    if len(set(map(_short, releases))) > 1:
         do = f"start a new shell, and {CANN[-1]} once"
-        versions = " and ".join(sorted(found))
+        versions = " and ".join(sorted(releases))
         yield Diagnosis("LD_LIBRARY_PATH", "bad", versions, "one release of CANN", do)
 
 

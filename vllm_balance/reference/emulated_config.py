@@ -17,7 +17,6 @@ SCALES = "decode_scales"
 """The key in it that is none of ``CostModel``."""
 
 WORKER = "vllm_balance.reference.emulated_device.EmulatedDevice"
-"""The class for ``ParallelConfig.worker_cls``."""
 
 
 Scales = tuple[tuple[int, float], ...]

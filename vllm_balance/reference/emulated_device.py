@@ -162,7 +162,6 @@ class EmulatedDevice(WorkerBase):
     def sample_tokens(
         self, grammar_output: Any
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
-        """The tokens of the step that was started last, when it has ended."""
         if self.scheduler_config.async_scheduling:
             return _Later(self._answer, self._end)
         _sleep_until(self._end)

@@ -7,7 +7,6 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 
 DRAFTED_BY = ("ngram", "mtp", "eagle3")
-"""Methods of speculation that run, by the names that ``SpeculativeConfig`` has."""
 
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 

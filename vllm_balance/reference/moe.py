@@ -85,7 +85,6 @@ class ReferenceMoEMethod(UnquantizedFusedMoEMethod):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Route ``x`` ``[tokens, hidden]`` and run the experts of this rank."""
         weights, experts = _routing().select_experts(
             hidden_states=x,
             router_logits=router_logits,

@@ -27,7 +27,6 @@ ENVIRONMENT = {
     # There is no operator of MLA; upstream has the same layers with plain attention.
     "VLLM_MLA_DISABLE": "1",
 }
-"""Environment variables set where the user has not set them."""
 
 if sys.platform == "linux":
     # Starts a rank in a third of the time of "spawn", which `vllm serve` would choose.
@@ -35,8 +34,6 @@ if sys.platform == "linux":
 
 
 class ReferencePlatform(CpuPlatform):
-    """vLLM's CPU platform with PyTorch in the place of compiled operators."""
-
     # Upstream's names a NUMA node for each rank, which would not exist for rank 1.
     device_control_env_var = "VLLM_BALANCE_REFERENCE_DEVICES"
     # Ray hands out ids only for accelerators that it knows by name, and a rank asks

@@ -178,7 +178,6 @@ def make_deepseek(vocabulary: int) -> torch.nn.Module:
 
 
 def with_mtp(model: torch.nn.Module) -> torch.nn.Module:
-    """A softened model whose last layer has become one for MTP."""
     config, embeddings, head = model.config, model.model.embed_tokens, model.lm_head
     hidden = config.hidden_size
     with torch.no_grad():

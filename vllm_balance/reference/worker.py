@@ -68,8 +68,6 @@ class ReferenceModelRunner(CPUModelRunner):
 
 
 class ReferenceWorker(CPUWorker):
-    """Runs the model with upstream's model runner and the platform's operators."""
-
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         # From 0.33 on the CPU worker takes the devices that its rank was assigned for
         # memory nodes of the machine; here they only count ranks.
@@ -78,7 +76,6 @@ class ReferenceWorker(CPUWorker):
         super().__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
-        """Set up torch for this process, then the process groups and the runner."""
         # A forked process has imported torch before OMP_NUM_THREADS was set; with
         # more threads than cores among the ranks a step takes 20 times as long.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

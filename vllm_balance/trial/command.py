@@ -3,30 +3,29 @@
 """`trial`: the command, and what it refuses before anything starts."""
 
 import argparse
+import asyncio
 import contextlib
-import math
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tqdm import tqdm
+
 from ..errors import UsageError
 from ..policy import KEY
 from ..server_api import Endpoint, go_past_proxies
-from ..simulator.arguments import real, whole
+from ..simulator.arguments import real
 from ..simulator.policies import BALANCE, server_options
-from ..simulator.results import versions
 from . import report
-from .load import HASH_SEED, LOADS_SEED, Load, Parser
+from .load import Load, Parser
 from .serving import Ours, Running, Started
-from .turns import LEAST_ROUNDS, Folder, order
-from .turns import run as run_turns
-from .verdict import MOST_ROUNDS
+from .switchback import Show, Switchback, Times, names_of, served_name
 
 VERB = "trial"
 USAGE = f"vllm-balance {VERB} [options] [load]"
@@ -51,24 +50,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `trial`, for its help; what is given is in `words`."""
     parser.usage, parser.epilog = USAGE, LOAD_HELP
     add = parser.add_argument
-    text = "Compared in turn, the first with all others (default: off adaptive)."
+    text = "The first is compared with all others (default: off adaptive)."
     add("--policy", nargs="+", metavar="NAME", help=text)
     text = "A server that runs already, instead of a command. Of one URL its policy is "
     text += f"switched, with the key in {KEY}; or one for each policy, POLICY=URL."
     add("--deployment", action="append", default=[], metavar="URL", help=text)
-    text = "Start a server for each turn, instead of one that is switched: each policy "
-    text += "then has its own dispatch, off that of vLLM."
+    text = "Start a server for each stretch, instead of one that is switched: each "
+    text += "policy then has its own dispatch, off that of vLLM."
     add("--restart", action="store_true", help=text)
-    text = "Turns of each policy. More can be asked for later."
-    add("--rounds", type=whole(1, 1000), default=3, help=text)
-    text = f"Instead of --rounds: {LEAST_ROUNDS}, and more until these have passed."
-    add("--minutes", type=real(0, 1e5, above=True), help=text)
-    text = "Keeps the turns, and gets the report."
+    text = (
+        "The trial ends after these, or before if it is known which policy is better."
+    )
+    add("--minutes", type=real(0, 1e5, above=True), default=10.0, help=text)
+    text = "It does not end before these (default: a third of --minutes)."
+    add("--least-minutes", type=real(0, 1e5), help=text)
+    text = "Seconds with a policy (default: three times what an answer "
+    text += "takes; with --restart 60)."
+    add("--stretch", type=real(0, 1e5, above=True), metavar="SECONDS", help=text)
+    text = "Gets the report; is empty, or not there yet."
     add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
     text = "Seconds that a server may take to get ready."
     add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
     add("--show-model", action="store_true", help="Name the model in the report.")
-    add("--disable-tqdm", action="store_true", help="Disable the progress bars.")
+    add("--disable-tqdm", action="store_true", help="Disable the progress bar.")
 
 
 def parse(words: Sequence[str]) -> Given:
@@ -81,63 +85,96 @@ def parse(words: Sequence[str]) -> Given:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the trial, or goes on with it, and writes the report.
+    """Runs the trial, and writes the report.
 
     Raises:
-        UsageError: something is refused, or a turn failed.
+        UsageError: something is refused, or the trial failed.
     """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    if HASH_SEED not in os.environ:  # which Python reads when it starts
-        os.environ[HASH_SEED] = LOADS_SEED
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # Also Ctrl-C, which asyncio tells its task at the next await, maybe much later.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
-    try:
-        trial(parse(args.words))
-    except KeyboardInterrupt:
-        text = "interrupted: finished turns are kept; run the same command to go on"
-        print(text, file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    trial(parse(args.words))
 
 
 def trial(given: Given) -> None:
-    """Looks at everything, and then runs the turns.
+    """Looks at everything, and then runs the stretches.
 
     Raises:
-        UsageError: something is refused, or a turn failed.
+        UsageError: something is refused, or the trial failed.
     """
-    args, shows = given.args, not given.args.disable_tqdm
+    args = given.args
     deployments = _deployments(given)
     policies = _policies(args, deployments)
-    folder = Folder(args.result_dir)
-    ours = None if deployments else planned(given.serve, policies)
-    load = Load(given.load, folder.path / "turns" / "load.log", shows)
-    urls = deployments or dict.fromkeys(policies, ours.url if ours else "")
+    served = list(dict.fromkeys(map(served_name, policies)))
+    folder: Path = args.result_dir
+    _refuse_taken(folder)
+    ours = None if deployments else planned(given.serve, served)
+    load = Load(given.load, folder / "load.log")
+    urls = deployments or dict.fromkeys(served, ours.url if ours else "")
     endpoints = _endpoints(urls, load, ours)
-    endpoint = endpoints[policies[0]]
-    server: Started | Running = (
+    endpoint = endpoints[served[0]]
+    (folder / "report").mkdir(parents=True, exist_ok=True)
+    site: Started | Running = (
         Running(endpoints)
         if ours is None
         else Started(ours, endpoint, folder, args.ready_timeout, args.restart)
     )
     if ours is None:
         load.find_tokenizer(endpoint)
-    # Another port makes no other trial.
-    serve = re.sub(r"--port[ =]\d+", "", " ".join(given.serve))
-    what = [*given.load, serve, deployments, policies, args.restart]
-    what.append(os.environ.get(HASH_SEED))
-    folder.prepare([*what, versions()])
-    turns = order(policies, MOST_ROUNDS if args.minutes else args.rounds)
-    with server:
-        minutes = args.minutes or math.inf
-        results = run_turns(folder, turns, server.turn, load, shows, minutes)
-    about = {"command": shown(given, policies), "device": _device() if ours else None}
-    if args.show_model:
-        about["model"] = shown_model(ours.model if ours else endpoint.model()[0])
-    report.write(folder, turns[: len(results)], results, about)
+    least = args.minutes / 3 if args.least_minutes is None else args.least_minutes
+    times = Times(60 * least, 60 * args.minutes, args.stretch)
+    found = Switchback(site, load, policies, times)
+    is_interrupted = False
+    with site, progress(hidden=args.disable_tqdm) as show:
+        try:
+            asyncio.run(found.run(show))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            is_interrupted = True
+    if found.judged.blocks > 1:
+        about = {"command": shown(given, policies), "device": ours and _device()}
+        about["dispatch"] = _dispatch(args.restart, deployments)
+        if args.show_model:
+            about["model"] = shown_model(ours.model if ours else endpoint.model()[0])
+        report.write(folder, found, about)
+    if is_interrupted:
+        text = "interrupted: the report, if any, is of the blocks that had ended"
+        print(text, file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"--result-dir {folder}: has something already; give another folder, or "
+            "move it."
+        )
+
+
+def _dispatch(restarts: bool, deployments: Mapping[str, str]) -> str:
+    """Which rank gets a request, in words."""
+    if restarts or len({*deployments.values()}) > 1:
+        return "each policy's own"
+    return "that of the server, the same for all policies"
+
+
+@contextlib.contextmanager
+def progress(hidden: bool) -> Iterator[Show]:
+    """Shows what is known on a terminal."""
+    out = sys.stderr if sys.stderr.isatty() else sys.stdout
+    with tqdm(total=100, file=out, disable=hidden or None, bar_format=BAR) as bar:
+
+        def show(said: str, share: float) -> None:
+            bar.n = round(100 * min(1.0, share))
+            bar.set_description_str(said)
+
+        yield show
+
+
+BAR = "{percentage:3.0f}%|{bar:20}| {elapsed} {desc}"
 
 
 def _endpoints(
@@ -168,11 +205,9 @@ def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[
     policies = args.policy or list(deployments) or ["off", "adaptive"]
     for policy in policies:
         server_options(policy)
-    if len(set(policies)) < max(2, len(policies)):
-        raise UsageError(
-            f"--policy {' '.join(policies)}: give two or more different ones."
-        )
-    return list(policies)
+    if len(policies) < 2:
+        raise UsageError(f"--policy {' '.join(policies)}: give two or more.")
+    return names_of(policies)
 
 
 def _deployments(given: Given) -> dict[str, str]:
@@ -180,7 +215,7 @@ def _deployments(given: Given) -> dict[str, str]:
     texts: list[str] = given.args.deployment
     if len(texts) == 1 and "://" in texts[0].partition("=")[0]:
         policies = given.args.policy or ["off", "adaptive"]
-        texts = [f"{policy}={texts[0]}" for policy in policies]
+        texts = [f"{policy}={texts[0]}" for policy in dict.fromkeys(policies)]
     elif given.args.policy and texts:
         raise UsageError("--policy: leave it out; --deployment says which there are.")
     for text in texts:
@@ -203,7 +238,7 @@ def _deployments(given: Given) -> dict[str, str]:
 def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
     """The server that a command would start.
 
-    The doctor parses it: what is wrong is said before the first turn.
+    The doctor parses it: what is wrong is said before anything starts.
 
     Raises:
         UsageError: vLLM, or balance scheduling, refuses it, or no load could be sent
@@ -222,7 +257,7 @@ def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
         if name == "--disable-log-stats":
             raise UsageError(f"{name}: leave it out; the policies could not be seen.")
     print("looking at the command", file=sys.stderr, flush=True)
-    active = next(policy for policy in policies if policy != "off")
+    active = next((policy for policy in policies if policy != "off"), "adaptive")
     machine = Machine(Path("/"), dict(os.environ), load_build_info(), Plan())
     try:
         found, lines = plan_of(machine, [*serve, *server_options(active)])
@@ -269,10 +304,9 @@ def shown(given: Given, policies: Sequence[str]) -> str:
     No model, prompt, address, host or path is in it.
     """
     args = given.args
-    words = ["vllm-balance trial --policy", *policies]
-    words.append(
-        f"--minutes {args.minutes:g}" if args.minutes else f"--rounds {args.rounds}"
-    )
+    words = ["vllm-balance trial --policy", *map(served_name, policies)]
+    words.append(f"--minutes {args.minutes:g}")
+    words += [f"--stretch {args.stretch:g}"] if args.stretch else []
     words += ["--restart"] * args.restart
     words += _harmless(given.load)
     if given.serve:

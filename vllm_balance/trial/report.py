@@ -6,65 +6,57 @@ It has no prompt, address, host or path, and the model's name only if asked for:
 shows is numbers, and words that are listed here.
 """
 
-import statistics
+import json
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
-from .figures import FIGURES, JUDGED, STEADY, figures_of
-from .steps import (
-    decode_seconds,
-    prompt_seconds,
-    read_steps,
-    slowness,
-    waiting_share,
-)
-from .turns import Folder, Result, Turn
-from .verdict import Ratio, sentence
+from .figures import FIGURES, JUDGED, KEPT, TTFT_TAIL, Measured, mean_latency
+from .steps import Step, read_steps, waiting_share
+from .switchback import Switchback
+from .verdict import Interval, earlier, sentence
 
 Document = dict[str, Any]
+WHOLE = TTFT_TAIL, KEPT
+"""Figures of all requests alone: a stretch has too few."""
 
 
-def write(
-    folder: Folder,
-    turns: Sequence[Turn],
-    results: Sequence[Result],
-    about: Mapping[str, object],
-) -> None:
+def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
     """Writes the report's files, and prints the table.
 
     Args:
-        folder: has the turns.
-        turns: all of them.
-        results: of the turns.
+        folder: of the trial.
+        found: its stretches, of which two blocks or more have ended.
         about: what is known beside, without anything private.
     """
-    all_steps = [read_steps(folder.file(turn, ".steps")) for turn in turns]
-    names = (turn.policy for turn in turns)
-    steps = dict(zip(names, all_steps, strict=True))  # of each policy's last turn
-    figures = [result.figures for result in results if result.figures]
-    decodes = decode_seconds(all_steps)
-    prompts = prompt_seconds(all_steps, decodes)
-    slower: dict[str, list[float | None]] = {turn.policy: [] for turn in turns}
-    for turn, each in zip(turns, all_steps, strict=True):
-        slower[turn.policy].append(slowness(each, decodes, prompts))
-    exchange = [each.exchange_us for each in figures if each.exchange_us is not None]
+    judged = found.judged
+    steps = _steps_of(folder, judged)
+    policies = _policies(found, judged)
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
         "cores": usable_cores(),
-        "ranks": figures[0].ranks if figures else None,
-        "requests": len(results[0].saved["start_times"]),
-        "policies": _policies(turns, results),
-        "exchange_us": statistics.fmean(exchange) if exchange else None,
-        "learned_seconds": _learned([f.costs for f in figures if f.costs]),
-        "decode_seconds": decodes,
-        "prompt_seconds": prompts,
-        "slowness": slower,
+        "ranks": next(iter(found.scrapes.values())).ranks,
+        "requests": len(judged.answers),
+        "seconds": found.end - found.begin,
+        "clients": judged.clients,
+        "blocks": judged.blocks,
+        "block_seconds": found.block_s,
+        "stretch_seconds": _mean_stretch(judged),
+        "washout_seconds": judged.washout,
+        "answer_seconds": mean_latency(judged.answers),
+        "limits": judged.limits._asdict(),
+        "policies": policies,
+        "carry_over": _ends(judged.carry_over()),
+        "warnings": warnings(judged),
+        "exchange_us": _exchange(found),
+        "learned_seconds": _learned(found),
         "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
@@ -72,41 +64,97 @@ def write(
         ("report.json", strict_json(document)),
         ("report.md", page(document, rows)),
     ):
-        folder.write(folder.report / name, text + "\n")
+        (folder / "report" / name).write_text(text + "\n", encoding="utf-8")
+    answers = [[a.request, a.prompt, a.output, a.digest] for a in judged.answers]
+    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     print_table(rows)
-    print("", *_verdicts(document), "", sep="\n")
-    print(picture.draw(document, steps, folder.report / "trial.png"))
-    print(f"Report, without prompts, addresses and paths: {folder.report}")
+    print("", *_verdicts(document), *document["warnings"], "", sep="\n")
+    print(picture.draw(document, steps, folder / "report" / "trial.png"))
+    print(f"Report, without prompts, addresses and paths: {folder / 'report'}")
 
 
-def _learned(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of the turns, by part."""
-    parts = costs[0] if costs else ()
-    return {name: statistics.fmean(each[name] for each in costs) for name in parts}
+def _steps_of(folder: Path, judged: Measured) -> dict[str, list[Step]]:
+    """What the ranks did in the judged seconds of each policy, where a log has it."""
+    every = [s for log in sorted(folder.glob("*.steps")) for s in read_steps(log)]
+    epoch = time.time() - time.perf_counter()
+    found: dict[str, list[Step]] = {}
+    for policy in dict.fromkeys(s.policy for s in judged.stretches):
+        windows = [
+            (s.begin + judged.washout + epoch, s.end + epoch)
+            for s in judged.stretches
+            if s.policy == policy
+        ]
+        found[policy] = [
+            step
+            for step in every
+            if any(begin <= step.start and step.end <= end for begin, end in windows)
+        ]
+    return found
 
 
-def _policies(turns: Sequence[Turn], results: Sequence[Result]) -> dict[str, Document]:
-    """Of each policy the figures by round; of all but the base ratios and verdict."""
-    runs: dict[str, dict[int, Mapping[str, float]]] = {}
-    for turn, result in zip(turns, results, strict=True):
-        runs.setdefault(turn.policy, {})[turn.round] = figures_of(result.saved)
-    columns = {
-        policy: {name: [mine[n][name] for n in sorted(mine)] for name in FIGURES}
-        for policy, mine in runs.items()
-    }
-    base, *others = columns
-    found: dict[str, Document] = {
-        policy: {"runs": mine, "mean": {n: statistics.fmean(mine[n]) for n in mine}}
-        for policy, mine in columns.items()
+def _mean_stretch(judged: Measured) -> float:
+    return sum(s.end - s.begin for s in judged.stretches) / len(judged.stretches)
+
+
+def _learned(found: Switchback) -> Mapping[str, float]:
+    """What `adaptive` had learned when it served last, or whoever has it."""
+    mine = [s for p, s in found.scrapes.items() if p.startswith("adaptive")]
+    return next((s.costs for s in [*mine, *found.scrapes.values()] if s.costs), {})
+
+
+def _exchange(found: Switchback) -> float | None:
+    known = [s.exchange_us for p, s in found.scrapes.items() if not p.startswith("off")]
+    return max((each for each in known if each is not None), default=None)
+
+
+def _ends(interval: Interval | None) -> Document | None:
+    if interval is None or not math.isfinite(interval.half):
+        return None
+    mean, low, high = interval.ratios
+    return {"mean": mean, "low": low, "high": high, "deviation": interval.deviation}
+
+
+def _policies(found: Switchback, judged: Measured) -> dict[str, Document]:
+    """Of each policy its figures; of all but the first ratios and a verdict."""
+    base, *others = found.policies
+    policies: dict[str, Document] = {
+        policy: {"mean": judged.of(policy)} for policy in found.policies
     }
     for policy in others:
-        pairs = {n: Ratio.of(columns[policy][n], columns[base][n]) for n in FIGURES}
-        ratios = {name: ratio for name, ratio in pairs.items() if ratio is not None}
-        found[policy] |= {
-            "ratios": {name: asdict(ratio) for name, ratio in ratios.items()},
-            "differs": ratios[JUDGED].differs,
-            "verdict": sentence(policy, base, ratios[JUDGED], ratios.get(STEADY)),
+        latency = found.intervals()[policy]
+        ratios = {JUDGED: _ends(latency)}
+        for name in FIGURES:
+            if name not in (JUDGED, *WHOLE):
+                ratios[name] = _ends(judged.ratio(policy, base, name))
+        policies[policy] |= {
+            "ratios": {name: each for name, each in ratios.items() if each},
+            "differs": latency.differs,
+            "verdict": sentence(policy, base, latency, found.block_s),
         }
+    return policies
+
+
+LATE_S = 1.0
+
+
+def warnings(judged: Measured) -> list[str]:
+    """What makes the figures less than they seem."""
+    found = []
+    lasts, stretch = mean_latency(judged.answers), _mean_stretch(judged)
+    if lasts > judged.washout + LATE_S:
+        found.append(
+            f"Answers take {lasts:.0f} s, too long for stretches of {stretch:.0f} s,"
+            f" of which the first {judged.washout:.0f} s are left out: what one policy "
+            "began is in the figures of the next, and differences look too small. Give "
+            f"--stretch {math.ceil(3 * lasts)}."
+        )
+    carried = judged.carry_over()
+    if carried is not None and carried.differs:
+        mean, _, _ = carried.ratios
+        found.append(
+            f"Behind another policy requests end {earlier(mean)} than behind the same "
+            "one, so that differences look too small: give a longer --stretch."
+        )
     return found
 
 
@@ -119,36 +167,31 @@ def table(document: Document) -> list[list[str]]:
     """The figures side by side, with a head."""
     policies: Mapping[str, Document] = document["policies"]
     base, *others = policies
-    rows = [["", *policies, *(f"{name}/{base}" for name in others)]]
-    for name in policies[base]["mean"]:
-        if not any(each["mean"][name] for each in policies.values()):
-            continue  # all requests were sent at once: nothing was steady
-        title, scale, form = FIGURES[name]
+    rows = [["", *policies, *(f"{other} / {base}" for other in others)]]
+    for name, (title, scale, form) in FIGURES.items():
         row = [form.format(scale * each["mean"][name]) for each in policies.values()]
         for other in others:
             cell, ratio = "", policies[other]["ratios"].get(name)
             if ratio is not None:
-                cell = f"{ratio['mean']:.2f}"
-            if ratio is not None and ratio["rounds"] > 1:
-                cell += f" ({ratio['low']:.2f}–{ratio['high']:.2f})"
+                cell = f"{ratio['mean']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
             row.append(cell)
+        if name == KEPT:
+            limits = document["limits"]
+            ends = f"{1e3 * limits['ttft']:g} / {1e3 * limits['tpot']:g} ms"
+            title = f"{title}, {ends}"
         rows.append([title, *row])
     if waits := document["waiting_share"]:
         said = {p: "unknown" if x is None else f"{x:.0%}" for p, x in waits.items()}
         shares = [said.get(name, "") for name in policies]
         rows.append(["ranks wait for the slowest", *shares, *("" for _ in others)])
-    known = {p: [x for x in found if x] for p, found in document["slowness"].items()}
-    if any(known.values()):
-        means = [f"{statistics.fmean(x):.2f}" if x else "" for x in known.values()]
-        rows.append(["steps with the same tokens", *means, *("" for _ in others)])
     return rows
 
 
 def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     """report.md."""
-    rounds = len(document["policies"][rows[0][1]]["runs"][JUDGED])
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     device = [f"- {document['device'] or 'deployments'}; {document['cores']} cores"]
+    device.append(f"- dispatch: {document['dispatch']}")
     if document["exchange_us"] is not None:
         device.append(
             f"- exchange: {document['exchange_us']:.0f} µs on the slowest rank"
@@ -156,28 +199,33 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     if parts := document["learned_seconds"]:
         said = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in parts.items())
         device.append(f"- a step, as `adaptive` learned it: {said}")
-    if decodes := document["decode_seconds"]:
-        device.append(
-            f"- a step that only decodes: {1e3 * decodes['alone']:.3g} ms, and "
-            f"{1e3 * decodes['each']:.3g} ms for each token of the fullest rank"
-        )
-    if prompts := document["prompt_seconds"]:
-        device.append(
-            f"- prompts add {1e3 * prompts['fixed']:.3g} ms, and for 1,000 tokens of "
-            f"the fullest rank {1e6 * prompts['own']:.3g} ms, of the mean rank "
-            f"{1e6 * prompts['shared']:.3g} ms"
-        )
     if "model" in document:
         device.append(f"- model: {document['model']}")
+    carried = "cannot be told yet"
+    if over := document["carry_over"]:
+        low, high = (100 * (over[end] - 1) for end in ("low", "high"))
+        carried = f"{100 * (over['mean'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+    loop = "at the load's own times"
+    if document["clients"]:
+        loop = f"from {document['clients']} clients, one after the other"
     ran = ", ".join(f"{name} {text}" for name, text in document["versions"].items())
     return "\n".join(
         [
             "# A trial of data parallel balance scheduling\n",
-            *(f"**{verdict}**\n" for verdict in _verdicts(document)),
-            f"{document['requests']} requests, {document['ranks']} ranks, "
-            f"{rounds} turn(s) of each policy. Ratios have the range of the rounds.\n",
+            *(f"**{each}**\n" for each in _verdicts(document)),
+            *(f"{each}\n" for each in document["warnings"]),
+            f"{document['requests']} requests, {loop}; {document['ranks']} ranks; "
+            f"{document['blocks']} blocks of {document['block_seconds']:.0f} s, in "
+            "which each policy serves a stretch of "
+            f"{document['stretch_seconds']:.0f} s in random order. The first "
+            f"{document['washout_seconds']:.0f} s of each are left out. Intervals are "
+            "of 95 % or more, over blocks.\n",
             *(head, "|---" + "|--:" * (len(rows[0]) - 1) + "|", *body),
-            "\n![What the ranks did, and the figures](trial.png)\n\n## The device\n",
+            "\nHow long a request takes is judged: in a closed loop by the prompt and "
+            "answer tokens per second (Little's law), else by the requests under way. "
+            "First tokens and times between tokens count where they begin. Behind "
+            f"another policy requests take longer than behind the same: {carried}.\n",
+            "![What the ranks did, and the figures](trial.png)\n\n## The device\n",
             *device,
             f"\n## How\n\n`{document['command']}`\n",
             f"{document['date']}; {ran}.",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The server of a turn: starts it, waits until it answers, and ends all of it.
+"""A server of a trial: starts it, waits until it answers, and ends all of it.
 
 `vllm.benchmarks.sweep.server` kills its server at once and keeps no log: device memory
-may then still be in use when the next turn starts.
+may then still be in use when the next one starts.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class Server:
             with _uninterrupted():
                 self._stop(self._process)
 
-    def refuse_ended(self, when: str = "during its turn") -> None:
+    def refuse_ended(self, when: str = "during the trial") -> None:
         """Looks whether it still runs, with all its ranks.
 
         Raises:

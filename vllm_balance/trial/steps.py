@@ -7,13 +7,11 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 ITERATION = (
     r"Iteration\((?P<number>\d{1,15})\): "
@@ -38,7 +36,7 @@ _APART = 10**15
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one rank; times are in seconds since the first step of any."""
+    """One step of one rank; times are in seconds since the epoch."""
 
     rank: int
     number: int
@@ -102,11 +100,8 @@ def read_steps(log: Path) -> list[Step]:
                 followed.add((rank, number))
         before[rank] = replace(step, start=start)
         steps.append(before[rank])
-    first = min((step.start for step in steps), default=0.0)
-    moved = (replace(s, start=s.start - first, end=s.end - first) for s in steps)
-    return _with_waits(
-        sorted(_timed([*moved], followed), key=lambda step: (step.start, step.rank))
-    )
+    timed = _timed(steps, followed)
+    return _with_waits(sorted(timed, key=lambda step: (step.start, step.rank)))
 
 
 def _logged(found: re.Match[str]) -> Step:
@@ -211,150 +206,6 @@ def _with_waits(steps: list[Step]) -> list[Step]:
             waits_s = added * (1 - step.prefill / most) if most else 0.0
         found.append(replace(step, waits_s=waits_s))
     return found
-
-
-def decode_seconds(turns: Iterable[Sequence[Step]]) -> dict[str, float] | None:
-    """What a step takes that only decodes: `alone`, and `each` more by token.
-
-    Counted are the tokens of the fullest rank. By least squares, without the steps
-    that take three times as long as is usual, or a third: they paused, or the log has
-    the time of another step. None unless their tokens differ.
-
-    Args:
-        turns: the steps of each.
-    """
-    points: list[tuple[int, float]] = []
-    for steps in turns:
-        longest, fullest = _longest(steps), defaultdict[int, int](int)
-        for step in steps:
-            fullest[step.number] = max(fullest[step.number], step.tokens)
-        for step in steps:
-            if fullest[step.number] and not longest[step.number]:
-                points.append((fullest[step.number], step.end - step.start))
-    usual = statistics.median([seconds for _, seconds in points] or [0.0])
-    points = [x for x in points if usual / UNUSUAL <= x[1] <= usual * UNUSUAL]
-    tokens, seconds = zip(*points, strict=True) if points else ((), ())
-    if len({*tokens}) < 2:
-        return None
-    each = max(0.0, statistics.linear_regression(tokens, seconds).slope)
-    alone = statistics.fmean(seconds) - each * statistics.fmean(tokens)
-    return {"alone": max(0.0, alone), "each": each}
-
-
-def prompt_seconds(
-    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float] | None
-) -> dict[str, float] | None:
-    """What prompts add to a step: `fixed`, and for each token `own` and `shared`.
-
-    The fullest rank's tokens cost `own`, those of the mean rank `shared`. `adaptive`
-    cannot tell them apart while it makes the ranks prefill alike; turns of other
-    policies can. By least squares, without the steps that take three times as long as
-    these costs say, or a third. What tokens attend to is not in the log. None if all
-    ranks prefilled alike, so that nobody can tell.
-
-    Args:
-        turns: the steps of each.
-        decodes: what `decode_seconds` found in them.
-    """
-    if decodes is None:
-        return None
-    points = _points(turns, decodes)
-    points = points[points[:, 0] > 0]
-    for _ in range(LOOKS):
-        if len(points) < FEWEST:
-            break
-        tokens, decode, seconds = points[:, :3], points[:, 3], points[:, 4]
-        costs = _least_squares(tokens, seconds - decode)
-        expected = tokens @ costs + decode
-        usual = _usual(expected, seconds)
-        if usual.all():
-            deviation = float(np.std(seconds - expected))
-            error = deviation * float(np.linalg.pinv(tokens.T @ tokens)[2, 2]) ** 0.5
-            told = np.linalg.matrix_rank(tokens) == len(costs)
-            if not told or error > UNCERTAIN * costs[1:].sum():
-                break
-            return dict(zip(PARTS, costs.tolist(), strict=True))
-        points = points[usual]
-    return None
-
-
-PARTS = "fixed", "own", "shared"
-"""Of what prompts add to a step, in the order of the columns of `_points`."""
-LOOKS, FEWEST = 10, 10
-"""How often unusual steps are left out, and steps without which nothing is known."""
-UNCERTAIN = 0.25
-"""Of what a token costs: a standard error with which `shared` is not known."""
-
-
-def slowness(
-    steps: Sequence[Step],
-    decodes: Mapping[str, float] | None,
-    prompts: Mapping[str, float] | None,
-) -> float | None:
-    """How much longer steps took than costs say of their tokens; 1 if as long.
-
-    With the costs of all turns: whether a machine was slower in this one. Without the
-    steps that take three times as long as the costs say, or a third. None if the costs
-    are not known, or no step is like them.
-
-    Args:
-        steps: of a turn.
-        decodes: what `decode_seconds` found.
-        prompts: what `prompt_seconds` found.
-    """
-    if decodes is None or prompts is None:
-        return None
-    points = _points([steps], decodes)
-    costs = np.array([prompts[name] for name in PARTS])
-    expected, seconds = points[:, :3] @ costs + points[:, 3], points[:, 4]
-    usual = _usual(expected, seconds)
-    if not usual.any():
-        return None
-    return float(seconds[usual].sum() / expected[usual].sum())
-
-
-def _points(
-    turns: Iterable[Sequence[Step]], decodes: Mapping[str, float]
-) -> np.ndarray:
-    """A row of each step of all ranks in which any had something to do.
-
-    Whether there are prompts, prompt tokens of the fullest and of the mean rank, the
-    seconds that decodes cost, and those that it took: float64, [steps, 5].
-    """
-    found: list[tuple[float, ...]] = []
-    for steps in turns:
-        by_number = defaultdict[int, list[Step]](list)
-        for step in steps:
-            by_number[step.number].append(step)
-        ranks = max(map(len, by_number.values()), default=0)
-        for group in by_number.values():
-            busy = [step for step in group if step.prefill or step.decodes]
-            if busy and len(group) == ranks:
-                prompts = [step.prefill for step in group]
-                fullest = max(step.tokens for step in group)
-                decode = decodes["alone"] + decodes["each"] * fullest
-                # In lock step they take as long; who pauses before has a longer time.
-                seconds = min(step.end - step.start for step in busy)
-                most, mean = max(prompts), statistics.fmean(prompts)
-                found.append((float(most > 0), most, mean, decode, seconds))
-    return np.array(found).reshape(-1, 5)
-
-
-def _usual(expected: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Which steps took about what was expected: bool, [steps]."""
-    return (expected < UNUSUAL * seconds) & (seconds < UNUSUAL * expected)
-
-
-def _least_squares(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The factors of the columns, none of them negative."""
-    factors, left = np.zeros(columns.shape[1]), [*range(columns.shape[1])]
-    while left:
-        found = np.linalg.lstsq(columns[:, left], values, rcond=None)[0]
-        if (found >= 0).all():
-            factors[left] = found
-            break
-        left.pop(int((found * columns[:, left].mean(axis=0)).argmin()))
-    return factors
 
 
 def waiting_share(steps: Sequence[Step]) -> float | None:

@@ -1,112 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Whether two policies differ, from turns in pairs under the same load.
+"""Whether two policies differ, from blocks in each of which both were served.
 
-Of each round the logarithm of the ratio counts; Student's t distribution says within
-which limits its mean lies (95 %). One figure is judged, the mean time of a request, so
-that nothing is found by looking at many: it falls as throughput rises in a closed loop
-(Little's law), and weighs a later start against faster tokens in an open one.
+The means of a figure over the blocks are compared, and what a block has in common is
+no part of it; Student's t distribution says within which limits their ratio lies. One
+figure is judged, so that nothing is found by looking at many.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..simulator.results import WORTHWHILE
 
-MOST_ROUNDS = 100
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""By degrees of freedom from 1 on."""
+LEAST_BLOCKS = 4
+"""Before nothing is said, however long they take."""
+MOST_BLOCKS = 400
+ALPHA, EARLY = 0.05, 0.01
+"""How often a difference may be found that is none, and how much of that is spent on
+all looks before the last (J. L. Haybittle 1971; R. Peto 1976): evenly, as levels that
+add up (Bonferroni), which alpha spending allows whatever the looks have in common
+(K. K. G. Lan, D. L. DeMets 1983)."""
 
 
-def t95(freedom: int) -> float:
-    """The half width of a 95 % interval in standard errors (Student)."""
-    if freedom <= len(T95):
-        return T95[freedom - 1]
-    # Cornish and Fisher's expansion; from 10 on, right to 0.1 %.
-    return 1.96 + 2.372 / freedom + 2.822 / freedom**2
+def level(blocks: int, most: int) -> float:
+    """How often a look after so many blocks, of `most`, may find what is not there."""
+    if blocks >= most or most <= LEAST_BLOCKS:
+        return ALPHA - EARLY * (most > LEAST_BLOCKS)
+    return EARLY / (most - LEAST_BLOCKS)
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Of a figure to the same of the base, over the rounds."""
+def t_quantile(both: float, freedom: int) -> float:
+    """Half width in standard errors that is left out with a probability of `both`.
+
+    D. L. Wallace's approximation to Student's distribution (1959), inverted: right to
+    a per cent from 3 degrees of freedom on, and never too small there.
+    """
+    z = statistics.NormalDist().inv_cdf(1 - both / 2)
+    z *= (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(z * z / freedom))
+
+
+class Interval(NamedTuple):
+    """Of a mean, of logarithms unless it is said otherwise."""
 
     mean: float
-    """The geometric one."""
-    low: float
-    high: float
-    """Range of the rounds."""
+    half: float
+    """Half of its width; infinite of less than two values."""
     deviation: float
-    """Standard deviation of the logarithm; 0 of one round."""
-    rounds: int
+    """Standard deviation of the values."""
+    values: int
+    """How many there are."""
 
     @classmethod
-    def of(cls, values: Sequence[float], base: Sequence[float]) -> "Ratio | None":
-        """None unless all are above 0."""
-        if min(*values, *base) <= 0:
-            return None
-        logs = [math.log(x / y) for x, y in zip(values, base, strict=True)]
-        deviation = statistics.stdev(logs) if len(logs) > 1 else 0.0
-        ends = math.exp(min(logs)), math.exp(max(logs))
-        return cls(math.exp(statistics.fmean(logs)), *ends, deviation, len(logs))
+    def of(cls, values: Sequence[float], both: float = ALPHA) -> "Interval":
+        """From values, which it misses with a probability of `both`."""
+        count = len(values)
+        mean = statistics.fmean(values) if values else 0.0
+        if count < 2:
+            return cls(mean, math.inf, 0.0, count)
+        deviation = statistics.stdev(values)
+        half = t_quantile(both, count - 1) * deviation / math.sqrt(count)
+        return cls(mean, half, deviation, count)
 
-    def half_width(self, rounds: int) -> float:
-        """Of the 95 % interval of the logarithm, with so many rounds, two or more."""
-        return t95(rounds - 1) * self.deviation / math.sqrt(rounds)
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """The mean, and the ends, as ratios; infinite where nothing is known."""
+        ends = (self.mean, self.mean - self.half, self.mean + self.half)
+        mean, low, high = (math.exp(min(x, 700.0)) for x in ends)
+        return mean, low, high
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves out 1, and the difference matters."""
-        if self.rounds < 2 or abs(1 - self.mean) < WORTHWHILE:
-            return False
-        return abs(math.log(self.mean)) > self.half_width(self.rounds)
+        """Whether it leaves out 0, and the difference matters."""
+        matters = abs(math.expm1(self.mean)) >= WORTHWHILE
+        return matters and abs(self.mean) > self.half
 
-    @property
-    def more_rounds(self) -> int:
-        """How many would show this difference, if it is one, or the least that matters.
-
-        `MOST_ROUNDS` if those are not enough.
-        """
-        wanted = max(abs(math.log(self.mean)), math.log1p(WORTHWHILE))
-        counts = range(max(2, self.rounds), MOST_ROUNDS)
-        enough = (n - self.rounds for n in counts if self.half_width(n) < wanted)
-        return next(enough, MOST_ROUNDS)
+    def more_blocks(self) -> int:
+        """How many would show this difference, or the least that matters."""
+        wanted = max(abs(self.mean), math.log1p(WORTHWHILE))
+        for count in range(max(self.values, 2), MOST_BLOCKS):
+            half = t_quantile(ALPHA - EARLY, count - 1)
+            if half * self.deviation / math.sqrt(count) < wanted:
+                return max(1, count - self.values)
+        return MOST_BLOCKS
 
 
-def sentence(policy: str, base: str, e2el: Ratio, rate: Ratio | None) -> str:
-    """What is to be said of the two.
-
-    Args:
-        policy: one.
-        base: the other.
-        e2el: the ratio of the mean time of a request.
-        rate: of the tokens per second; left out if None.
-    """
-    mean, rounds = _earlier(e2el.mean), e2el.rounds
-    if e2el.differs:
-        tokens = f"; {rate.mean:.2f} times the tokens per second" if rate else ""
-        range_ = f"{_earlier(e2el.high)} to {_earlier(e2el.low)}"
-        return (
-            f"{policy}: requests end {mean} than with {base} ({range_} over {rounds} "
-            f"turns each){tokens}."
-        )
-    apart = f"{policy} and {base} cannot be told apart"
-    if rounds == 1:
-        return (
-            f"{apart} by one turn each, which has no range; requests ended {mean} "
-            f"with {policy}. Run the same command with --rounds 3."
-        )
-    then = f"About {e2el.more_rounds} more turns each would show it, if it is there."
-    if e2el.more_rounds == 0:
-        then = f"A difference of {WORTHWHILE:.0%} would have shown."
-    half = e2el.half_width(rounds)
-    low, high = (_earlier(e2el.mean * math.exp(x)) for x in (-half, half))
-    return (
-        f"{apart}: requests end {mean} with {policy}, and with {rounds} turns each "
-        f"anything from {high} to {low} is likely. {then}"
-    )
-
-
-def _earlier(ratio: float) -> str:
+def earlier(ratio: float) -> str:
+    """A ratio of latencies in words."""
     return f"{abs(1 - ratio):.1%} {'earlier' if ratio <= 1 else 'later'}"
+
+
+def sentence(policy: str, base: str, latency: Interval, block_s: float) -> str:
+    """What is to be said of the latency of a policy over that of the base."""
+    mean, low, high = latency.ratios
+    after = f"{latency.values} blocks of {block_s:.0f} s"
+    if latency.differs:
+        return (
+            f"{policy}: requests end {earlier(mean)} than with {base} (likely "
+            f"{earlier(high)} to {earlier(low)}; {after})."
+        )
+    more = latency.more_blocks()
+    then = f"about {math.ceil(more * block_s / 60)} more minutes would show it"
+    if latency.half < math.log1p(WORTHWHILE):
+        then = f"a difference of {WORTHWHILE:.0%} would have shown"
+    elif more >= MOST_BLOCKS:
+        then = "hours would not show it"
+    return (
+        f"{policy} and {base} cannot be told apart: {earlier(mean)}, and anything from "
+        f"{earlier(high)} to {earlier(low)} is likely after {after}, which differ by "
+        f"{latency.deviation:.0%} among themselves; {then}."
+    )

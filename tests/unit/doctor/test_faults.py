@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from doctor_roots import ASCEND, TCP, FakeMachine, table
+from vllm_balance.doctor.diagnosis import Diagnosis, show
 from vllm_balance.doctor.host import interfaces, names
-from vllm_balance.doctor.lines import Diagnosis, show
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 

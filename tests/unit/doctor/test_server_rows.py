@@ -15,7 +15,7 @@ import pytest
 
 from vllm_balance.cli import main
 from vllm_balance.doctor import serve, server
-from vllm_balance.doctor.lines import Diagnosis, show
+from vllm_balance.doctor.diagnosis import Diagnosis, show
 from vllm_balance.doctor.machine import Machine
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.server import Status, look_at, report, role_of

@@ -1,170 +1,492 @@
-"""The trial's own parts: order, folder, verdict, what the report shows and hides."""
+"""The trial's own parts: its load, its stretches, what is said of them, and shown."""
 
 import asyncio
+import contextlib
 import json
 import math
 import random
 import shlex
-import threading
-from contextlib import nullcontext
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib import image
 
+import virtual_trial
 from vllm_balance.cli import main
 from vllm_balance.errors import UsageError
-from vllm_balance.server_api import OtherPolicyError, Scrape
-from vllm_balance.trial import command, picture, report, turns
-from vllm_balance.trial.figures import figures_of
-from vllm_balance.trial.steps import (
-    decode_seconds,
-    prompt_seconds,
-    read_steps,
-    slowness,
-    waiting_share,
+from vllm_balance.server_api import Scrape
+from vllm_balance.trial import command, load, picture, report, switchback
+from vllm_balance.trial.figures import (
+    JUDGED,
+    KEPT,
+    RATE,
+    TPOT,
+    TTFT,
+    Answer,
+    Measured,
+    Stretch,
 )
-from vllm_balance.trial.verdict import Ratio, sentence, t95
+from vllm_balance.trial.load import Sending, Traffic
+from vllm_balance.trial.steps import read_steps, waiting_share
+from vllm_balance.trial.switchback import Switchback, Times, names_of
+from vllm_balance.trial.verdict import (
+    LEAST_BLOCKS,
+    Interval,
+    level,
+    sentence,
+    t_quantile,
+)
 
 APART = "cannot be told apart"
 
-# ---- Order and folder
+# ---- The verdict
 
 
-def test_what_drifts_meets_all_policies_alike():
-    found = turns.order(["off", "adaptive"], 4)
-    assert [turn.policy[0] for turn in found] == list("oaaooaao")
-    assert [turn.round for turn in found] == [0, 0, 1, 1, 2, 2, 3, 3]
-    # More rounds leave those before as they were.
-    assert turns.order(["off", "adaptive"], 2) == found[:4]
+def test_students_t():
+    exact = {1: 12.706, 3: 3.182, 10: 2.228, 30: 2.042}
+    for freedom, value in exact.items():
+        found = t_quantile(0.05, freedom)
+        assert value <= found * 1.0001
+        assert freedom == 1 or found < 1.012 * value
+    assert t_quantile(0.001, 9) == pytest.approx(4.781, rel=0.01)
 
 
-def test_a_folder_goes_on_with_its_own_trial_only(tmp_path):
-    folder = turns.Folder(tmp_path / "out")
-    folder.prepare({"load": ["a"]})
-    folder.prepare({"load": ["a"]})
-    with pytest.raises(UsageError, match="or the turns of another trial"):
-        folder.prepare({"load": ["b"]})
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="has something else"):
-        turns.Folder(tmp_path / "mine").prepare({})
-    (tmp_path / "out" / "trial.json").write_bytes(b"")  # the disk was full
-    with pytest.raises(UsageError, match="has something else"):
-        folder.prepare({"load": ["a"]})
+@pytest.mark.parametrize("most", [4, 5, 20, 400])
+def test_all_looks_together_find_what_is_not_there_in_one_of_twenty(most):
+    looks = range(LEAST_BLOCKS, most + 1)
+    assert sum(level(blocks, most) for blocks in looks) == pytest.approx(0.05)
 
 
-def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
-    folder = turns.Folder(tmp_path)
-    folder.write(tmp_path / "a.json", "old")
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UsageError, match=r"No space left on device\. Finished"):
-        folder.write(tmp_path / "a.json", "new")
-    assert (tmp_path / "a.json").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-class Answers:
-    """A load and an endpoint of which one turn fails."""
-
-    def __init__(self, fails: int = 0) -> None:
-        self.sent: list[int] = []
-        self._fails = fails
-        self.watch = lambda: None
-
-    async def send(self, _: object, number: int) -> dict[str, object]:
-        self.sent.append(number)
-        if len(self.sent) == self._fails:
-            return {"completed": 1, "failed": 2, "errors": ["", "a\nTimeoutError: b"]}
-        return {"completed": 2, "failed": 0, **SAVED}
-
-    def figures(self, policy: str) -> Scrape:
-        assert policy in ("off", "adaptive")
-        return Scrape(2, None, {})
+def looked_at(gain: float, noise: float, seed: int, most: int = 12) -> Interval:
+    """A trial whose blocks drift, and differ much more than the policies do."""
+    rng, pairs = random.Random(seed), []
+    for block in range(most):
+        speed = math.exp(block / 20 + rng.gauss(0, 0.5))
+        both = (1.0 - gain, 1.0)
+        pairs.append([x * speed * math.exp(rng.gauss(0, noise)) for x in both])
+        if block + 1 >= LEAST_BLOCKS:
+            logs = [math.log(x / y) for x, y in pairs]
+            found = Interval.of(logs, level(block + 1, most))
+            if found.differs:
+                break
+    return found
 
 
-def test_a_failed_turn_is_an_error_and_the_others_are_kept(tmp_path):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 2)
-    found = Answers(fails=3)
-    serve = nullcontext(found)
-    with pytest.raises(UsageError) as caught:
-        turns.run(folder, order, lambda _: serve, found, False)
-    assert str(caught.value) == (
-        "turn 3 of 4, adaptive: 2 of 3 requests failed, the first with: TimeoutError: "
-        "b. 2 finished turns are kept; run the same command again to go on."
+def test_looking_after_each_block_finds_nothing_where_there_is_nothing():
+    """In more than one of twenty; a thousand trials say it to a point."""
+    found = sum(looked_at(0.0, 0.1, seed).differs for seed in range(1000))
+    assert found <= 50
+
+
+@pytest.mark.parametrize("gain", [0.2, -0.2])
+def test_what_is_plain_is_known_before_the_end(gain):
+    found = [looked_at(gain, 0.04, seed) for seed in range(50)]
+    assert all(each.differs and (each.mean < 0) == (gain > 0) for each in found)
+    assert sum(each.values for each in found) / 50 < 9
+
+
+def test_the_verdict_says_how_much_or_how_long_it_would_take():
+    plain = sentence("adaptive", "off", Interval(math.log(0.9), 0.04, 0.05, 9), 36)
+    assert plain == (
+        "adaptive: requests end 10.0% earlier than with off (likely 6.3% earlier to "
+        "13.5% earlier; 9 blocks of 36 s)."
     )
-    results = turns.run(folder, order, lambda _: serve, found, False)
-    assert found.sent == [0, 0, 1, 1, 1]
-    assert [result.saved["ttfts"] for result in results] == [SAVED["ttfts"]] * 4
-    for torn in ("{}", "null"):
-        folder.file(order[0]).write_text(torn)
-        with pytest.raises(UsageError, match="is no result of a turn; delete it"):
-            turns.run(folder, order, lambda _: serve, found, False)
+    unsure = sentence("adaptive", "off", Interval(-0.05, 0.2, 0.2, 6), 36)
+    assert APART in unsure
+    assert "which differ by 20% among themselves; about" in unsure
+    assert "more minutes would show it" in unsure
+    alike = sentence("a", "off", Interval(0.001, 0.01, 0.01, 9), 36)
+    assert "a difference of 2% would have shown" in alike
+    noisy = sentence("a", "off", Interval(0.0, 0.9, 2.0, 9), 36)
+    assert "hours would not show it" in noisy
 
 
-def test_costs_are_of_the_end_but_for_decodes(tmp_path, monkeypatch):
-    """Then the last requests decode alone, which is faster. The medians of the parts,
-    each by itself, once were of no device: attention had been learned in the midst."""
-    monkeypatch.setattr(turns, "LOOK_EVERY", 1)
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 1)
-    found, looks = (
-        Answers(),
-        iter([{}, {"decode": 0.09, "own": 9}, {"decode": 0.08, "own": 8}, None]),
+# ---- Figures
+
+
+def steady(per_second: float, begin: float, end: float, lasts: float) -> list[Answer]:
+    """Requests that come regularly, of 100 tokens each, and take so long."""
+    count = int((end - begin) * per_second)
+    dues = (begin + number / per_second for number in range(count))
+    return [Answer(0, t, t + lasts / 2, t + lasts, 80, 20, "") for t in dues]
+
+
+def test_the_figures_of_a_stretch_are_of_what_began_behind_its_washout():
+    answers = [*steady(4, 0, 20, 1.0), *steady(4, 20, 40, 3.0)]
+    stretches = [Stretch(0, "a", None, 0, 20), Stretch(0, "b", "a", 20, 40)]
+    found = Measured(answers, {}, [], stretches, 5.0)
+    one, other = found.figures
+    assert one[JUDGED] == pytest.approx(1000, rel=0.02)
+    assert other[JUDGED] == pytest.approx(3000, rel=0.02)
+    assert (one[TTFT], other[TTFT]) == pytest.approx((500, 1500))
+    assert other[TPOT] == pytest.approx(1500 / 19)
+    assert (one[KEPT], other[KEPT]) == (1, 1)
+    late = [answer._replace(first=answer.first + 9) for answer in answers]
+    assert Measured(late, {}, [], stretches, 5.0).figures[0][KEPT] == 0
+
+
+def test_in_a_closed_loop_work_tells_how_long_requests_take():
+    """Also where a stretch has begun more than it has ended."""
+    answers = steady(4, 0, 20, 0.0)
+    ticks = {number * 5: 20.0 for number in range(80)}  # 0.05 s each
+    stretches = [Stretch(0, "a", None, 0, 20)]
+    (found,) = Measured(answers, ticks, [], stretches, 4.0, clients=8).figures
+    assert found[JUDGED] == pytest.approx(2000, rel=0.02), "eight over four"
+    assert found[RATE] == pytest.approx(80, rel=0.02)
+
+
+def test_a_block_counts_when_all_its_requests_are_answered():
+    stretches = [
+        Stretch(0, "a", None, 0, 10),
+        Stretch(0, "b", "a", 10, 20),
+        Stretch(1, "b", "b", 20, 30),
+        Stretch(1, "a", "b", 30, 40),
+        Stretch(2, "a", "a", 40, 50),
+    ]
+    found = Measured(stretches=stretches)
+    assert found.whole_blocks(2).stretches == stretches[:4]
+    waits = Measured(waiting=[35.0], stretches=stretches)
+    assert waits.whole_blocks(2).stretches == stretches[:2]
+
+
+def test_an_interval_of_means_needs_no_figure_above_0():
+    answers = steady(4, 0, 40, 1.0)
+    stretches = [Stretch(n // 2, "ab"[n % 2], None, 4 * n, 4 * n + 4) for n in range(8)]
+    found = Measured(answers, {}, [], stretches, 1.0)
+    assert found.ratio("a", "b").mean == pytest.approx(0, abs=0.03)
+    assert math.isinf(found.ratio("a", "b", RATE).half), "no tokens left"
+
+
+def test_what_carries_over_is_seen():
+    """Here requests take half a second longer behind another policy."""
+    rng, clock, stretches, answers, before = random.Random(1), 0.0, [], [], None
+    for block in range(30):
+        for policy in rng.sample("ab", 2):
+            answers += steady(8, clock, clock + 10, 2.0 + 0.5 * (policy != before))
+            stretches.append(Stretch(block, policy, before, clock, clock + 10))
+            clock, before = clock + 10, policy
+    found = Measured(answers, {}, [], stretches, 3.0)
+    carried = found.carry_over()
+    assert carried.differs
+    assert 0.05 < carried.mean < 0.25
+    (said,) = report.warnings(found)
+    assert said.startswith("Behind another policy requests end ")
+    assert Measured(answers, {}, [], stretches[:4], 3.0).carry_over() is None
+
+
+# ---- Virtual trials, of ranks whose step times are known
+
+PAIR, ALIKE = ["off", "adaptive"], ["off", "off#2"]
+
+
+@pytest.mark.parametrize("rate", [None, 1.0])
+def test_a_trial_in_virtual_time_finds_what_there_is(rate):
+    measured = virtual_trial.trial(PAIR, 8, 30, seed=1, rate=rate)
+    found = measured.ratio("adaptive", "off")
+    assert math.exp(found.mean) == pytest.approx(0.88, abs=2 * found.half)
+    assert found.half < 0.2
+    nothing = virtual_trial.trial(ALIKE, 6, 30, seed=1, rate=rate)
+    assert not virtual_trial.verdict(nothing, ALIKE).interval.differs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("policy", ["off", "adaptive"])
+def test_of_a_hundred_trials_five_find_what_is_not_there_at_most(policy):
+    pair = names_of([policy, policy])
+    trials = (virtual_trial.trial(pair, 6, 30, seed) for seed in range(100))
+    found = [virtual_trial.verdict(each, pair).interval.differs for each in trials]
+    assert sum(found) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("rate", [None, 1.0])
+def test_stretches_say_what_whole_runs_say_to_two_points(rate):
+    """Stretches of three answers each for a closed loop, and of six for an open one."""
+    one, other = (
+        sum(virtual_trial.mean_latency(policy, 6000, seed, rate) for seed in range(3))
+        for policy in ("adaptive", "off")
     )
-    enough = threading.Event()
-
-    async def send(*_: object) -> dict[str, object]:
-        while not enough.is_set():
-            await asyncio.sleep(0.01)
-        return {"completed": 2, "failed": 0, **SAVED}
-
-    def figures(policy: str = "") -> Scrape:
-        if policy:  # at the end
-            return Scrape(2, None, {"decode": 0.04, "own": 7})
-        costs = next(looks, None)
-        if costs is None:
-            enough.set()
-            raise UsageError("no answer")
-        return Scrape(2, None, costs)
-
-    monkeypatch.setattr(found, "send", send)
-    monkeypatch.setattr(found, "figures", figures)
-    results = turns.run(folder, order[1:], lambda _: nullcontext(found), found, False)
-    assert results[0].figures.costs == {"decode": pytest.approx(0.085), "own": 7}
+    length = 33 if rate is None else 60
+    measured = virtual_trial.trial(PAIR, 6000 // length, length, 1, rate)
+    found = measured.ratio("adaptive", "off")
+    assert math.exp(found.mean) == pytest.approx(one / other, abs=0.02 + found.half)
 
 
-@pytest.mark.parametrize("error", [UsageError, OtherPolicyError])
-def test_a_load_is_kept_whatever_comes_of_the_figures(tmp_path, monkeypatch, error):
-    """But not that of another policy."""
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 1)
-    found = Answers()
+# ---- The load and its stretches
 
-    def fails(_: str) -> Scrape:
-        raise error("http://h:1/metrics: no answer (Connection refused).")
 
-    monkeypatch.setattr(found, "figures", fails)
-    serve = nullcontext(found)
-    kept = int(error is UsageError)
-    with pytest.raises(
-        UsageError, match=rf"refused\)\. {kept} finished turns are kept"
-    ):
-        turns.run(folder, order, lambda _: serve, found, False)
-    monkeypatch.undo()
-    results = turns.run(folder, order, lambda _: serve, found, False)
-    assert found.sent == [0] * (3 - kept)
-    assert [result.figures is None for result in results] == [bool(kept), False]
-    report.write(folder, order, results, {"command": "", "device": None})
-    assert json.loads((folder.report / "report.json").read_text())["ranks"] == 2
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, select = 0.0, self._selector.select
+
+        def at_once(timeout=None):
+            assert timeout is not None, "everybody waits for ever"
+            self.now += timeout
+            return select(0)
+
+        self._selector.select = at_once
+
+    def time(self):
+        return self.now
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """In whose time the trial runs."""
+    found = VirtualLoop()
+    clock = SimpleNamespace(perf_counter=found.time, time=found.time)
+    for module in (load, switchback, report):
+        monkeypatch.setattr(module, "time", clock)
+
+    async def at_once(what, *given):
+        return what(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    yield found
+    found.close()
+
+
+def load_of(**more) -> Sending:
+    """A load of five requests from two clients."""
+    given = {"requests": list(range(5)), "send": None, "clients": 2}
+    return Sending(**given | more)
+
+
+def answered(request: int, lasts: float, begin: float) -> SimpleNamespace:
+    half = {"ttft": lasts / 2, "itl": [lasts / 2]}
+    given = {"output_tokens": 4, "prompt_len": 7, "generated_text": f"{request}"}
+    return SimpleNamespace(success=True, start_time=begin, **half, **given)
+
+
+def test_requests_come_again_with_another_salt_and_all_are_answered(loop):
+    sent = []
+
+    async def send(request, salt):
+        sent.append((request, salt))
+        begin = loop.time()
+        await asyncio.sleep(2)
+        return answered(request, 2, begin)
+
+    async def go():
+        async with Traffic(load_of(send=send)) as traffic:
+            await asyncio.sleep(11)
+        return traffic
+
+    traffic = loop.run_until_complete(go())
+    assert not traffic.under_way
+    assert len(traffic.answers) == len(sent) == 12
+    assert sum(traffic.ticks.values()) == pytest.approx(4 * len(sent))
+    assert [request for request, _ in sent] == [*range(5), *range(5), 0, 1]
+    salts = [salt for _, salt in sent]
+    assert len({*salts[:5]}) == len({*salts[5:10]}) == 1
+    assert len({*salts}) == 3
+
+
+def test_what_comes_at_random_comes_alike_in_all_stretches_of_a_block(loop):
+    sent = []
+
+    async def send(request, salt):
+        sent.append((loop.time(), request, salt))
+        return answered(request, 1, loop.time())
+
+    async def go():
+        given = load_of(send=send, clients=None, rate=4.0, requests=range(9999))
+        async with Traffic(given) as traffic:
+            for block in (0, 0, 1):
+                traffic.begin(block)
+                await asyncio.sleep(10)
+
+    loop.run_until_complete(go())
+    by_salt = {}
+    for at, request, salt in sent:
+        by_salt.setdefault(salt, []).append((at % 10, request))
+    one, again, other = by_salt.values()
+    assert [pytest.approx(each) for each in one] == again
+    assert other[0][1] == len(one)
+    assert [at for at, _ in other] != [at for at, _ in one]
+
+
+def test_requests_come_at_the_times_of_a_trace_or_at_random():
+    requests = [SimpleNamespace(timestamp=time) for time in (0.0, 1.0, 4.0)]
+    timed = load_of(requests=requests, clients=None)
+    ahead = [due for due, _ in zip(timed.dues(1, 0), range(5), strict=False)]
+    third = 4 / 3
+    assert ahead == pytest.approx([0, 3, 3 + third, 4 + third, 7 + third])
+    drawn = load_of(clients=None, rate=10.0)
+    dues = [due for due, _ in zip(drawn.dues(0, 7), range(4000), strict=False)]
+    assert dues == [due for due, _ in zip(drawn.dues(3, 7), range(4000), strict=False)]
+    assert dues[-1] == pytest.approx(400, rel=0.05)
+
+
+class Site:
+    """A server that takes any policy, and says how it was asked."""
+
+    is_switched = True
+
+    def __init__(self):
+        self.policy, self.taken, self.watched = "", [], 0
+
+    @contextlib.contextmanager
+    def serve(self, policy):
+        self.policy = policy
+        self.taken.append(policy)
+        yield self
+
+    def switch(self, policy):
+        self.policy = policy
+        self.taken.append(policy)
+
+    def figures(self, policy):
+        assert policy == self.policy
+        return Scrape(2, None if policy == "off" else 1000.0, {})
+
+    def watch(self):
+        self.watched += 1
+
+
+def ran(loop, site, policies, minutes, least=0.0, gain=1.0, stretch=None, **more):
+    """A trial whose server takes about 4 s for an answer, and less with adaptive."""
+    drawn = random.Random(1)
+
+    async def send(request, salt):
+        begin = loop.time()
+        lasts = drawn.uniform(3, 5) * (gain if site.policy == "adaptive" else 1.0)
+        await asyncio.sleep(lasts)
+        return answered(request, lasts, begin)
+
+    @contextlib.asynccontextmanager
+    async def sending(_):
+        yield load_of(**{"send": send} | more)
+
+    given = SimpleNamespace(args=SimpleNamespace(seed=1), sending=sending)
+    times = Times(60 * least, 60 * minutes, stretch)
+    found, shown = Switchback(site, given, policies, times), []
+    loop.run_until_complete(found.run(lambda *said: shown.append(said)))
+    return found, shown
+
+
+def test_a_plain_difference_ends_the_trial_early(loop):
+    found, shown = ran(loop, Site(), ["off", "adaptive"], 20, gain=0.5)
+    assert LEAST_BLOCKS <= found.judged.blocks < 12
+    latency = found.intervals()["adaptive"]
+    assert latency.differs
+    assert latency.ratios[0] == pytest.approx(0.5, abs=0.15)
+    said, share = shown[-1]
+    assert "blocks, adaptive 0." in said
+    assert 0 < share < 0.6
+
+
+def test_no_trial_ends_before_its_least_time(loop):
+    found, _ = ran(loop, Site(), ["off", "adaptive"], 20, least=15, gain=0.5)
+    assert found.end - found.begin >= 900
+
+
+def test_stretches_last_three_answers_and_one_of_them_is_left_out(loop):
+    found, _ = ran(loop, Site(), ["off", "adaptive"], 6)
+    lasts = {round(s.end - s.begin, 2) for s in found.judged.stretches}
+    assert min(lasts) == pytest.approx(12, abs=1)
+    assert found.measured.washout == pytest.approx(4, abs=0.4)
+    assert found.end - found.begin < 6 * 60 + 30
+    given, _ = ran(loop, Site(), ["off", "adaptive"], 6, stretch=5)
+    assert given.measured.washout == 2.5
+    assert "too long for stretches of 5 s" in report.warnings(given.judged)[0]
+
+
+def test_policies_take_the_server_in_random_blocks(loop):
+    site = Site()
+    policies = names_of(["off", "off", "adaptive"])
+    assert policies == ["off", "off#2", "adaptive"]
+    found, _ = ran(loop, site, policies, 6)
+    stretches = found.judged.stretches
+    blocks = [
+        [s.policy for s in stretches[n : n + 3]] for n in range(0, len(stretches), 3)
+    ]
+    assert all(sorted(block) == sorted(policies) for block in blocks)
+    assert len({tuple(block) for block in blocks}) > 1
+    assert {*site.taken} == {"off", "adaptive"}
+    befores = [s.before for s in stretches[1:]]
+    assert befores == [s.policy for s in stretches[:-1]]
+    assert site.watched > 10
+
+
+def test_each_stretch_has_a_server_where_it_is_not_switched(loop):
+    site = Site()
+    site.is_switched = False
+    found, _ = ran(loop, site, ["off", "adaptive"], 1.5)
+    assert len(site.taken) == len(found.measured.stretches) == 2 * LEAST_BLOCKS
+    assert {s.before for s in found.measured.stretches} == {None}
+    assert found.measured.washout == pytest.approx(4, abs=0.4)
+
+
+def test_a_request_that_fails_ends_the_trial_with_the_reason(loop):
+    async def send(request, salt):
+        return SimpleNamespace(success=False, error="a\nTimeoutError: b")
+
+    with pytest.raises(UsageError, match="a request failed: TimeoutError: b"):
+        ran(loop, Site(), ["off", "adaptive"], 3, send=send)
+
+
+def test_a_folder_that_has_something_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="has something already"):
+        command._refuse_taken(tmp_path)
+    command._refuse_taken(tmp_path / "new")
+
+
+def test_a_report_has_what_the_stretches_say(tmp_path, capsys, monkeypatch, loop):
+    (tmp_path / "report").mkdir()
+    found, _ = ran(loop, Site(), ["off", "adaptive"], 6, gain=0.5)
+    begin = found.judged.stretches[0].begin
+    (tmp_path / "a.steps").write_text(steps_log(start=begin))
+    about = {"command": "vllm-balance trial", "device": "Ascend910B3", "dispatch": "x"}
+    monkeypatch.setattr(report, "usable_cores", lambda: 3)
+    report.write(tmp_path, found, about)
+    document = json.loads((tmp_path / "report" / "report.json").read_text())
+    adaptive = document["policies"]["adaptive"]
+    assert adaptive["ratios"][JUDGED]["high"] < 1
+    assert adaptive["differs"]
+    assert (document["ranks"], document["exchange_us"]) == (2, 1000.0)
+    page = (tmp_path / "report" / "report.md").read_text()
+    said = capsys.readouterr().out
+    for verdict in ("adaptive: requests end ", "% earlier than with off (likely "):
+        assert verdict in page
+        assert verdict in said
+    assert "Ascend910B3; 3 cores" in page
+    assert "from 2 clients, one after the other" in page
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert {tuple(answer[1:3]) for answer in answers} == {(7, 4)}
+    pixels = image.imread(tmp_path / "report" / "trial.png")
+    for colour in (picture.PROMPT, picture.TOKENS, picture.WAITS, picture.BETTER):
+        wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
+
+
+def test_nothing_that_is_worse_or_unknown_is_green():
+    def colour(name, mean, low, high):
+        return picture.colour_of(name, {"mean": mean, "low": low, "high": high})
+
+    assert colour(JUDGED, 0.9, 0.8, 0.95) == picture.BETTER
+    assert colour(TTFT, 1.4, 1.2, 1.6) == picture.WORSE
+    assert colour(RATE, 0.9, 0.8, 0.95) == picture.WORSE
+    assert colour(RATE, 1.1, 1.05, 1.2) == picture.BETTER
+    assert colour(TTFT, 1.1, 0.9, 1.2) == picture.UNKNOWN
+    assert picture.colour_of(TTFT, None) == picture.UNKNOWN
+
+
+def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
+    answers = steady(4, 0, 200, 8.0)
+    stretches = [
+        Stretch(n // 2, "ab"[n % 2], None, 10 * n, 10 * n + 10) for n in range(20)
+    ]
+    (said,) = report.warnings(Measured(answers, {}, [], stretches, 5.0))
+    assert "Answers take 8 s, too long for stretches of 10 s" in said
+    assert "Give --stretch 24" in said
+    assert report.warnings(Measured(answers, {}, [], stretches, 8.0)) == []
 
 
 # ---- The command line
@@ -175,17 +497,17 @@ def given(text: str) -> "command.Given":
 
 
 def test_its_words_are_its_own_but_for_a_question(monkeypatch, capsys):
-    words = ["--rounds", "2", "--num-prompts", "9", "--", "vllm", "serve", "--help"]
+    words = ["--minutes", "2", "--num-prompts", "9", "--", "vllm", "serve", "--help"]
     ran = []
     monkeypatch.setattr(command, "run", lambda chosen: ran.append(chosen.words))
     assert main(["trial", *words]) == 0
     assert ran == [words]
     for question in ("-h", "--help"):
         with pytest.raises(SystemExit) as ended:
-            main(["trial", "--rounds", "many", question, "--", "vllm", "serve"])
+            main(["trial", "--minutes", "many", question, "--", "vllm", "serve"])
         assert ended.value.code == 0
         shown = capsys.readouterr().out
-        for option in ("--policy", "--deployment", "--rounds", "--result-dir"):
+        for option in ("--policy", "--deployment", "--minutes", "--result-dir"):
             assert option in shown
         assert "-- vllm serve MODEL" in shown
     assert ran == [words]
@@ -201,17 +523,17 @@ SERVE = "-- vllm serve MODEL --port 9"
         (f"--deployment off=http://h:1 {SERVE}", "and not both"),
         ("--deployment off", "POLICY=http://HOST:PORT"),
         ("--deployment off=http://h:1 --deployment off=http://h:2", "each policy once"),
-        ("--deployment off=http://h:1", "two or more different ones"),
+        ("--deployment off=http://h:1", "give two or more"),
         *(
             (f"--deployment off={url} --deployment cap=http://h:1", "is no address")
             for url in ("http://[::1", "http://h:70000", "http://h:x", "http://:1")
         ),
-        (f"--policy off off {SERVE}", "two or more different ones"),
+        (f"--policy off {SERVE}", "give two or more"),
         (f"--policy off best {SERVE}", "--policy best: a server has off, cap"),
         (f"--policy off cap:margin=3 {SERVE}", "--policy cap:margin=3: a server has"),
         (
-            f"--rounds 0 {SERVE}",
-            "argument --rounds: 0: give a whole number from 1 to 1000",
+            f"--minutes 0 {SERVE}",
+            "argument --minutes: 0: give",
         ),
         (f"{SERVE} --data_parallel_balance=off", "out; --policy says what"),
         (f"{SERVE} --disable-log-stats", "leave it out; the policies could"),
@@ -266,68 +588,7 @@ def test_a_model_is_shown_without_its_folder(tmp_path, monkeypatch, name, shown)
     assert command.shown_model(name) == shown
 
 
-# ---- Figures and verdict
-
-SAVED = {
-    "start_times": [10.0, 14.0],
-    "ttfts": [1.0, 1.0],
-    "itls": [[1, 1, 2], []],
-    "mean_e2el_ms": 3000.0,
-}
-
-
-def test_tokens_are_counted_until_the_last_request_is_sent():
-    found = figures_of(SAVED)
-    assert found["steady_output_throughput"] == 3 / 4  # at 11, 12, 13 s; not at 15 s
-    assert (found["mean_e2el_ms"], found["mean_tpot_ms"]) == (3000, 0)
-    assert figures_of(SAVED | {"start_times": [1, 1]})["steady_output_throughput"] == 0
-
-
-def test_students_t():
-    found = [t95(freedom) for freedom in (1, 10, 11, 30)]
-    assert found == pytest.approx([12.706, 2.228, 2.201, 2.042], rel=2e-3)
-
-
-def trials(gain: float, noise: float, rounds: int, seed: int) -> Ratio:
-    rng = random.Random(seed)
-    base = [rng.gauss(10, 1) for _ in range(rounds)]
-    values = [x * (1 - gain) * math.exp(rng.gauss(0, noise)) for x in base]
-    found = Ratio.of(values, base)
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.005, 0.1])
-@pytest.mark.parametrize("gain", [0.0, 0.05, 0.2, -0.2])
-def test_a_difference_is_seen_with_its_sign_and_only_where_there_is_one(gain, noise):
-    """Of a hundred trials ten may say anything else."""
-    said = [
-        sentence("adaptive", "off", trials(gain, noise, 4, seed), None)
-        for seed in range(100)
-    ]
-    told = [text for text in said if APART not in text]
-    if not gain:
-        assert len(told) <= 10 * bool(noise)
-    elif abs(gain) > 5 * noise:
-        assert len(told) >= 90
-        word = "earlier" if gain > 0 else "later"
-        assert all(f"% {word} than with off" in text for text in told)
-
-
-def test_so_many_more_rounds_would_tell():
-    found = trials(0.04, 0.06, 3, seed=1)
-    assert not found.differs
-    more = found.more_rounds
-    assert 0 < more < 100
-    wanted = max(abs(math.log(found.mean)), math.log1p(0.02))
-    assert found.half_width(3 + more) < wanted < found.half_width(2 + more)
-    assert f"About {more} more turns" in sentence("adaptive", "off", found, None)
-    one = sentence("adaptive", "off", trials(0.3, 0.0, 1, 0), None)
-    assert APART in one
-    assert "--rounds 3" in one
-
-
-# ---- Steps, picture and report
+# ---- Steps
 
 BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
 LINE = (
@@ -347,14 +608,15 @@ def test_steps_are_read_from_a_log(tmp_path, who):
         f"105.0 {other}{LINE.format(number=7, prefill=0, decodes=8, ms=190.0)}\n"
     )
     first, second = read_steps(log)
-    assert (first.rank, first.number, first.start) == (0, 7, 0)
-    assert (first.end, second.start) == pytest.approx((0.2, 0.01))
+    assert (first.rank, first.number) == (0, 7)
+    assert (first.start, first.end) == pytest.approx((104.8, 105.0))
+    assert second.start == pytest.approx(104.81)
     assert (second.prefill, second.decodes) == (0, 8)
     assert read_steps(tmp_path / "none") == []
 
 
 def test_ranks_of_a_dense_model_and_one_alone_wait_for_nobody(tmp_path):
-    """Their steps have numbers of their own; what they cost is found all the same."""
+    """Their steps have numbers of their own."""
     lines = []
     for rank, speed in ((0, 1.0), (1, 1.6)):
         clock = 100.0
@@ -378,17 +640,21 @@ def test_ranks_of_a_dense_model_and_one_alone_wait_for_nobody(tmp_path):
     alone = read_steps(one)
     assert len(alone) == 300
     assert waiting_share(alone) == 0
-    assert decode_seconds([alone]) == pytest.approx({"alone": 0.04, "each": 0.01})
 
 
-def steps_log(ms: float = 230.0, logged_late: bool = False) -> str:
+def steps_log(
+    ms: float = 230.0,
+    logged_late: bool = False,
+    start: float = 100.0,
+) -> str:
     """Every tenth step takes three times as long.
 
     Args:
         ms: elapsed time of a step as the log has it.
         logged_late: whether a step is logged when the one after it has ended.
+        start: of the first step.
     """
-    lines, clock = [], 100.0
+    lines, clock = [], start
     for number in range(300):
         clock += 0.15 if number % 10 == 0 else 0.05
         logged = number - logged_late
@@ -452,168 +718,3 @@ def test_a_pause_of_ranks_that_had_nothing_to_do_is_no_step(tmp_path):
     )
     lasts = [step.end - step.start for step in read_steps(log)]
     assert lasts == pytest.approx([0.001, 0.2, 0.1, 0.001])
-
-
-def test_what_a_decode_takes_is_found_by_the_tokens_of_the_fullest_rank(tmp_path):
-    clock, lines = 10.0, []
-    for number in range(200):
-        full = 1 + number % 8
-        prompt = 90 * (number % 5 == 0)
-        # One in fifty takes a second.
-        clock += 0.04 + 0.01 * full + 0.3 * bool(prompt) + (number % 50 == 7)
-        for rank, decodes in (0, 1), (1, full):
-            load = {"prefill": prompt * rank, "decodes": decodes}
-            line = LINE.format(number=number, ms=500.0, **load)
-            lines.append(f"{clock} {BY_RANKS.format(rank=rank)}{line}")
-    (log := tmp_path / "a.steps").write_text("\n".join(lines))
-    steps = read_steps(log)
-    found = decode_seconds([steps, steps])
-    assert found == pytest.approx({"alone": 0.04, "each": 0.01}, abs=1e-3)
-    assert decode_seconds([]) is None
-    alike = [step for step in steps if step.number % 8 == 2]
-    assert decode_seconds([alike]) is None, "nothing says what each adds"
-
-
-PROMPTS = {"fixed": 0.02, "own": 8e-4, "shared": 4e-4}
-
-
-def prompts_log(alike: bool, slower: float = 1.0) -> str:
-    """Steps with prompts on one rank or on both, and decodes; some took too long."""
-    clock, lines = 10.0, []
-    for number in range(400):
-        full = 1 + number % 8
-        prompts = [37 * (number % 11), 37 * (number % 11 if alike else number % 4)]
-        clock += 0.04 + 0.01 * full + 2.0 * (number % 50 == 9)
-        if any(prompts):
-            clock += PROMPTS["fixed"] + PROMPTS["own"] * max(prompts)
-            clock += PROMPTS["shared"] * sum(prompts) / 2
-        # As in the first steps behind a pause, whose times are not known.
-        clock += 9.0 * (number % 100 == 30)
-        for rank, prompt in enumerate(prompts):
-            # One without a request is done sooner, and then its next step looks longer.
-            idle = rank == 0 and not prompts[0] and prompts[1] > 0
-            decodes, end = (0, clock - 0.04) if idle else (full, clock)
-            end = 10.0 + slower * (end - 10.0)
-            line = LINE.format(number=number, prefill=prompt, decodes=decodes, ms=0.1)
-            lines.append(f"{end} {BY_RANKS.format(rank=rank)}{line}")
-    return "\n".join(lines)
-
-
-def test_whose_the_cost_of_a_prompt_is_other_policies_tell(tmp_path):
-    logs = {alike: tmp_path / f"{alike}.steps" for alike in (False, True)}
-    for alike, log in logs.items():
-        log.write_text(prompts_log(alike))
-    unlike, alike = (read_steps(logs[each]) for each in (False, True))
-    decodes = decode_seconds([unlike, alike])
-    assert prompt_seconds([unlike], decodes) == pytest.approx(PROMPTS, rel=0.02)
-    assert prompt_seconds([alike, unlike], decodes) == pytest.approx(PROMPTS, rel=0.02)
-    assert prompt_seconds([alike], decodes) is None, "one part may be the other"
-    assert prompt_seconds([], decodes) is None
-    assert prompt_seconds([unlike], None) is None
-
-
-def test_how_much_slower_a_turn_was_than_the_others(tmp_path):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 2)
-    for turn, slower in zip(order, (0.9, 1.0, 1.0, 1.1), strict=True):
-        log = prompts_log(alike=turn.policy != "off", slower=slower)
-        folder.file(turn, ".steps").write_text(log)
-    results = [result(t, 10) for t in order]
-    report.write(folder, order, results, {"command": "trial", "device": None})
-    found = json.loads((folder.report / "report.json").read_text())["slowness"]
-    assert found["off"] == pytest.approx([0.9, 1.1], rel=0.03)
-    assert found["adaptive"] == pytest.approx([1.0, 1.0], rel=0.03)
-    assert (
-        "| steps with the same tokens | 1.0"
-        in (folder.report / "report.md").read_text()
-    )
-    steps = read_steps(folder.file(order[0], ".steps"))
-    decodes = {"alone": 0.04, "each": 0.01}
-    assert slowness(steps, decodes, PROMPTS) == pytest.approx(0.9, rel=0.01)
-    assert slowness([], decodes, PROMPTS) is None
-    assert slowness(steps, decodes, None) is None
-    assert slowness(steps, None, None) is None
-
-
-def test_how_long_ranks_wait_is_unknown_where_each_step_has_prompts(tmp_path):
-    """What a step takes without prompts is what the others are compared with."""
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 1)
-    always = steps_log().replace(" 0 context tokens", " 50 context tokens")
-    folder.file(order[0], ".steps").write_text(always)
-    folder.file(order[1], ".steps").write_text(steps_log())
-    results = [result(t, 10) for t in order]
-    report.write(folder, order, results, {"command": "trial", "device": None})
-    found = json.loads((folder.report / "report.json").read_text())["waiting_share"]
-    assert found["off"] is None
-    assert found["adaptive"] == pytest.approx(1 / 12, rel=0.1)
-    page = (folder.report / "report.md").read_text()
-    assert "| ranks wait for the slowest | unknown | 9% |" in page
-    assert "steps with the same tokens" not in page, "too few steps to tell"
-
-
-def result(turn: turns.Turn, seconds: float) -> turns.Result:
-    """Five requests at once that take so long."""
-    saved = {
-        "start_times": [0.0, 0.1],
-        "ttfts": [1.0, 1.0],
-        "itls": [[seconds - 1], [seconds - 1]],
-        "mean_e2el_ms": 1e3 * seconds,
-        "output_throughput": 4 / seconds,
-    }
-    exchange_us = None if turn.policy == "off" else 1000.0
-    return turns.Result(saved, Scrape(2, exchange_us, {}))
-
-
-def test_a_report_has_what_the_turns_say(tmp_path, capsys, monkeypatch):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 3)
-    for turn in order[-2:]:
-        folder.file(turn, ".steps").write_text(steps_log())
-    results = [result(t, 10 + t.round - 2 * (t.policy != "off")) for t in order]
-    about = {"command": "vllm-balance trial", "device": "Ascend910B3"}
-    monkeypatch.setattr(report, "usable_cores", lambda: 3)
-    report.write(folder, order, results, about)
-    found = json.loads((folder.report / "report.json").read_text())
-    adaptive = found["policies"]["adaptive"]
-    assert adaptive["runs"]["mean_e2el_ms"] == [8000, 9000, 10000]
-    ratio = adaptive["ratios"]["mean_e2el_ms"]
-    assert (ratio["low"], ratio["high"]) == pytest.approx((8 / 10, 10 / 12))
-    assert ratio["mean"] == pytest.approx((8 / 10 * 9 / 11 * 10 / 12) ** (1 / 3))
-    assert found["exchange_us"] == 1000.0
-    page = (folder.report / "report.md").read_text()
-    verdict = "adaptive: requests end 18.3% earlier than with off (16.7% earlier"
-    assert verdict in page
-    assert verdict in capsys.readouterr().out
-    assert "Ascend910B3; 3 cores" in page
-    assert (found["ranks"], found["requests"]) == (2, 2)
-    # Both requests were sent before the first answer: nothing is steady.
-    assert "| output tokens per second |" not in page
-    assert "| output tokens per second, whole run |" in page
-    assert found["waiting_share"]["off"] == pytest.approx(1 / 12, rel=0.1)
-    pixels = image.imread(folder.report / "trial.png")
-    for colour in (picture.PROMPT, picture.TOKENS, picture.WAITS):
-        wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
-
-
-def test_rounds_are_begun_until_the_minutes_are_over(tmp_path):
-    folder = turns.Folder(tmp_path)
-    folder.prepare({})
-    order = turns.order(["off", "adaptive"], 9)
-    found = Answers()
-    results = turns.run(
-        folder, order, lambda _: nullcontext(found), found, False, minutes=0
-    )
-    assert len(results) == 2 * turns.LEAST_ROUNDS
-    assert found.sent == [0, 0, 1, 1, 2, 2]
-
-
-def test_one_deployment_stands_for_all_policies():
-    one = command._deployments(given("--deployment http://h:1"))
-    assert one == {"off": "http://h:1", "adaptive": "http://h:1"}
-    others = given("--deployment http://h:1 --policy cap align")
-    assert [*command._deployments(others)] == ["cap", "align"]

@@ -20,10 +20,8 @@ from vllm_balance.server_api import Endpoint, OtherPolicyError, go_past_proxies
 from vllm_balance.simulator.cost_from import cost_of
 from vllm_balance.trial import server as server_module
 from vllm_balance.trial import serving
-from vllm_balance.trial.load import HASH_SEED, LOADS_SEED
 from vllm_balance.trial.server import Server, refuse_port_in_use
 from vllm_balance.trial.serving import Ours, Started
-from vllm_balance.trial.turns import Folder, Turn
 from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
@@ -114,7 +112,6 @@ def test_one_that_is_interrupted_while_it_starts_is_not_left_behind(
 ENDING = """
 import http.server, os, sys, threading
 print("idle for", os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], flush=True)
-print("seed", os.environ.get("PYTHONHASHSEED"), flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -126,33 +123,26 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-@pytest.mark.parametrize(
-    ("idle", "seed", "kept"), [(None, LOADS_SEED, None), ("7", "7", "7")]
-)
+@pytest.mark.parametrize("idle", [None, "7"])
 def test_one_whose_connections_close_before_it_ends_is_named(
-    tmp_path, port, idle, seed, kept, monkeypatch
+    tmp_path, port, idle, monkeypatch
 ):
-    """It was started as its user wants, and not with what is only for the load."""
-    monkeypatch.setenv(HASH_SEED, seed)
     if idle is not None:
         monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
     monkeypatch.setattr(serving, "logging_config", lambda steps: "{}")  # of vLLM's own
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
-    folder = Folder(tmp_path / "trial")
-    folder.prepare({})
     ours = Ours([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
-    turn = Turn(1, 0, "adaptive")
-    log = folder.file(turn, ".server.log")
+    log = tmp_path / "server-1.log"
 
     def ask():
-        with started.turn(turn) as ready:
+        with started.serve("adaptive") as ready:
             ready.ask()
 
-    with Started(ours, endpoint, folder, 60, restarts=True) as started:
-        said = re.escape(f"{log}: the server ended with 3 during its turn")
+    with Started(ours, endpoint, tmp_path, 60, restarts=True) as started:
+        said = re.escape(f"{log}: the server ended with 3 during the trial")
         with pytest.raises(UsageError, match=said):
             ask()
-    assert log.read_text().startswith(f"idle for {idle or 60}\nseed {kept}\n")
+    assert log.read_text().startswith(f"idle for {idle or 60}\n")
 
 
 METRICS = """# TYPE vllm:num_requests_running gauge

@@ -54,7 +54,6 @@ class Advisory:
     lacks: tuple[str, ...] = ()
     """Files of the packages that the patched trees do not have, or FILE: TEXT."""
     has: tuple[str, ...] = ()
-    """Files that they do have, or FILE: TEXT."""
     workaround: str = ""
     """What an operator does where nothing fixes it; none where that is not known."""
     remark: str = ""
@@ -92,7 +91,6 @@ class Answer:
 @dataclass(frozen=True)
 class Table:
     gathered: date
-    """The day until which advisories were gathered."""
     advisories: tuple[Advisory, ...]
 
     def answers(self, release: Version, patched: Collection[str]) -> list[Answer]:
@@ -128,12 +126,12 @@ def load_advisories(path: Path) -> Table:
             f"{path}: expected gathered = YYYY-MM-DD and entries [[advisory]], found "
             f"{gathered!r}; write the day until which advisories were gathered"
         )
-    found: dict[str, Advisory] = {}
+    advisories: dict[str, Advisory] = {}
     for number, entry in enumerate(entries, 1):
         one = _advisory(entry, f"{path}: advisory {number}")
-        if found.setdefault(one.id, one) is not one:
+        if advisories.setdefault(one.id, one) is not one:
             raise ToolError(f"{path}: {one.id} stands there twice; remove one")
-    return Table(gathered, tuple(found.values()))
+    return Table(gathered, tuple(advisories.values()))
 
 
 def _advisory(entry: Any, where: str) -> Advisory:

@@ -64,10 +64,8 @@ class Pin:
 
     paths: Paths
     files: tuple[str, ...]
-    """Ours, relative to the repository."""
     mistakes: tuple[Finding, ...]
     uncalled: Mapping[tuple[str, str], range]
-    """What `uncalled` says of it."""
 
 
 def read_pin(paths: Paths) -> Pin:
@@ -81,7 +79,6 @@ def read_pin(paths: Paths) -> Pin:
 
 
 def our_modules(root: Path) -> tuple[str, ...]:
-    """Our modules in the wheel, which are found as its build finds them."""
     vendored = [f"{VENDORED}/{path}" for path in files_of_ours(root / VENDORED)]
     ours = {*vendored} - ignored_in(root, vendored)
     if not ours:
@@ -122,7 +119,7 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
     return (*vanished, *_not_on_the_pin(pin, of_ours))
 
 
-def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
+def _not_on_the_pin(pin: Pin, errors: Iterable[Finding]) -> Iterator[Finding]:
     """Leave out findings that the pin has, too, on whatever line.
 
     What is loose in our own types is `make lint`'s business.
@@ -132,7 +129,7 @@ def _not_on_the_pin(pin: Pin, found: Iterable[Finding]) -> Iterator[Finding]:
         return error.file, _LINE.sub("line", error.text)
 
     known = Counter(map(without_place, pin.mistakes))
-    for error in found:
+    for error in errors:
         known[without_place(error)] -= 1
         if known[without_place(error)] < 0:
             yield error
@@ -160,17 +157,17 @@ def uncalled(
                 others[key], says[key] = range(node.lineno, last + 1), named
             else:
                 called |= named
-    while found := [key for key in others if key[1] in called]:
-        for key in found:
+    while new := [key for key in others if key[1] in called]:
+        for key in new:
             del others[key]
             called |= says[key]
     return others
 
 
-def status_of(found: Sequence[Finding]) -> PatchStatus:
-    if not found:
+def status_of(findings: Sequence[Finding]) -> PatchStatus:
+    if not findings:
         return PatchStatus.UNTOUCHED
-    return PatchStatus.VANISHED if not found[0].file else PatchStatus.MISFIT
+    return PatchStatus.VANISHED if not findings[0].file else PatchStatus.MISFIT
 
 
 def lay_out(
@@ -204,11 +201,11 @@ def type_check(root: Path, files: Sequence[str]) -> tuple[Finding, ...]:
         command = [sys.executable, "-m", "mypy", "--config-file", str(configuration)]
         command += ["--cache-dir", os.devnull, "--no-error-summary", "--output=json"]
         run = capture([*command, *files], cwd=root)
-    said = [line for line in run.text.splitlines() if line.startswith("{")]
-    if run.status >= _CRASHED or (run.status and not said):
+    reports = [line for line in run.text.splitlines() if line.startswith("{")]
+    if run.status >= _CRASHED or (run.status and not reports):
         raise ToolError(
             f"{root}: expected mypy to check our files, found that it "
             f"stopped with {run.status}: {run.tail}; is this tree whole?"
         )
-    errors = [one for one in map(json.loads, said) if one["severity"] == "error"]
+    errors = [one for one in map(json.loads, reports) if one["severity"] == "error"]
     return tuple(sorted(Finding(e["file"], e["line"], e["message"]) for e in errors))

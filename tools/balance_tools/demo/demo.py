@@ -1,8 +1,8 @@
 """The command `demo`: see balance scheduling work on this machine, from nothing.
 
 Builds and installs the reference wheel, and serves a model whose prompts take time on a
-core with a rank for each core: with balance off and with adaptive in turn. Answers must
-be equal, and what it gains is measured and predicted.
+core with a rank for each core. One load goes on for six minutes, and the policy is
+switched between off and adaptive. Answers must be equal, and what it gains is measured.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from balance_tools.demo import ranks
 from balance_tools.distribution import Choice
@@ -30,8 +28,8 @@ from balance_tools.wheel.build import build_wheel
 from vllm_balance.cores import usable_cores
 
 POLICIES = ("off", "adaptive")
-ROUNDS, PROMPTS = 3, 32
-"""Turns of each policy, and requests that each rank gets in a turn."""
+MINUTES, PROMPTS = 6.0, 256
+"""At most, and requests of the load, which are sent again when all were."""
 BUSY = 0.5
 """Above this load average, before the demo starts anything, other programs run."""
 
@@ -57,52 +55,31 @@ def demo(paths: Paths) -> None:
     say(f"Making a mixture of experts of hidden size {ranks.hidden_size()}")
     model = ranks.make_model(python, folder / "models")
     served = ranks.Served(ranks.rank_count())
-    clients = ranks.CLIENTS * served.ranks
-    load = ranks.drawn(PROMPTS * served.ranks, clients, 400, 24, 0.8)
-    say(f"Serving it on {served.ranks} ranks, {ROUNDS} turns with each policy")
+    load = ranks.drawn(PROMPTS, ranks.CLIENTS * served.ranks, 400, 24, 0.8)
+    say(f"Serving it on {served.ranks} ranks, whose policy is switched under one load")
     gain = folder / "gain"
-    ranks.run_trial(python, gain, model, load, served, POLICIES, ROUNDS)
+    ranks.run_trial(python, gain, model, load, served, POLICIES, MINUTES)
     print(compare(gain))
-    say("What the simulator predicts with the costs that were measured")
-    predicted = ranks.predict(python, gain, load, served, POLICIES)
-    print(prediction(ranks.report_of(gain), predicted))
     print(epilogue(python, hidden))
 
 
-def compare(folder: Path, policies: int = len(POLICIES)) -> str:
-    """What a trial's turns say of the answers: that they are equal.
+def compare(folder: Path) -> str:
+    """What a trial's answers say: that equal requests have equal ones.
 
     Raises:
-        ToolError: They are not.
+        ToolError: They have not.
     """
-    turns = sorted(folder.glob("turns/*.json"))
-    answers = [json.loads(path.read_text())["generated_texts"] for path in turns]
-    for place, (path, found) in enumerate(zip(turns, answers, strict=True)):
-        first = place - place % policies  # of the round, whose load is its own
-        for number, (answer, other) in enumerate(
-            zip(found, answers[first], strict=True)
-        ):
-            if answer != other:
-                raise ToolError(
-                    f"{path}: expected answer {number} as in {turns[first].name}, "
-                    f"{other!r}, found {answer!r}; this is a defect of the series"
-                )
-    count = sum(map(len, answers[::policies]))
-    names = dict.fromkeys(path.stem.partition("-")[2] for path in turns)
-    return f"All {count} answers are equal with {' and '.join(names)}."
-
-
-def prediction(report: Mapping[str, Any], predicted: Mapping[str, float]) -> str:
-    """The gain as it was measured, the costs, and the gain that these predict."""
-    ratio = report["policies"]["adaptive"]["ratios"]["mean_e2el_ms"]
-    says = predicted["adaptive"] / predicted["off"]
-    return (
-        f"A full step of {ranks.STEP_TOKENS:,} prompt tokens costs, as learned: "
-        f"{ranks.in_words(report['learned_seconds'])}.\n"
-        f"A request takes {says:.2f} times as long as with off, says the simulator.\n"
-        f"Measured: {ratio['mean']:.2f} ({ratio['low']:.2f} to "
-        f"{ratio['high']:.2f} in {ratio['rounds']} turns)."
-    )
+    path, digests = folder / "answers.json", dict[int, set[str]]()
+    answers = json.loads(path.read_text())
+    for request, _, _, digest in answers:
+        digests.setdefault(request, set()).add(digest)
+    if unlike := [request for request, found in digests.items() if len(found) > 1]:
+        raise ToolError(
+            f"{path}: expected one answer to each request, found several to {unlike}; "
+            "this is a defect of the series"
+        )
+    again = len(answers) - len(digests)
+    return f"{again} requests were sent again, and had the same answers as before."
 
 
 def what_is_hidden(cores: int, load_average: float) -> str:
@@ -116,8 +93,8 @@ def what_is_hidden(cores: int, load_average: float) -> str:
         return ""
     return (
         f"Note: {', and '.join(found)}. A rank that waits for another then leaves its "
-        "core to somebody,\nso that part of the gain is hidden, and turns differ by "
-        "more than policies do.\n"
+        "core to somebody,\nso that part of the gain is hidden, and stretches differ "
+        "by more.\n"
     )
 
 

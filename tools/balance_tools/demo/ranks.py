@@ -6,14 +6,13 @@ time on a core, and the other ranks wait for it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import socket
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,36 +198,31 @@ def run_trial(
     load: Load,
     served: Served,
     policies: Sequence[str],
-    rounds: int,
+    minutes: float,
+    more: Sequence[str] = (),
     is_shown: bool = True,
-    enough: Callable[[], bool] | None = None,
-) -> bool:
-    """Run `vllm-balance trial`, whose servers have a port of their own.
-
-    Each turn has its server: one that is switched to `off` keeps our dispatch.
+) -> None:
+    """Run `vllm-balance trial`, whose server has a port of its own.
 
     Args:
         python: of an environment with the reference wheel.
-        folder: gets the turns and the report; those that are there are not run again.
+        folder: gets the report.
         model: what is served.
         load: what is sent.
         served: how.
-        policies: that take turns.
-        rounds: turns of each.
+        policies: that are compared.
+        minutes: that it takes at most.
+        more: options of the trial.
         is_shown: whether the terminal gets what it says, else the log.
-        enough: asked now and then; it is interrupted where this says so.
-
-    Returns:
-        Whether all turns were run.
 
     Raises:
         ToolError: it did not end well.
     """
-    words = ("--result-dir", str(folder.resolve()), "--rounds", str(rounds))
+    words = ("--result-dir", str(folder.resolve()), "--minutes", f"{minutes:g}")
     command = [
         "trial",
-        "--restart",
         *words,
+        *more,
         "--policy",
         *policies,
         *load.sent,
@@ -243,7 +237,7 @@ def run_trial(
         *served.both,
         *served.more,
     ]
-    return _command(python, folder, command, is_shown, enough, served.binding)
+    _command(python, folder, command, is_shown, served.binding)
 
 
 def _command(
@@ -251,14 +245,12 @@ def _command(
     folder: Path,
     words: Sequence[str],
     is_shown: bool,
-    enough: Callable[[], bool] | None = None,
     binding: str = "nobind",
-) -> bool:
-    """Run `vllm-balance …`; False if it was interrupted."""
+) -> None:
+    """Run `vllm-balance …`."""
     log = folder.with_suffix(".log")
     programs = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    # Prompts of a trace are drawn by hashes: the same, also if a trial goes on later.
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0"}
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     quiet |= {"PATH": programs, "VLLM_LOGGING_LEVEL": "ERROR"}
     quiet |= {"VLLM_CPU_OMP_THREADS_BIND": binding}
     # Libraries that the client loads write pages at its end.
@@ -270,30 +262,16 @@ def _command(
             stdout=None if is_shown else errors,
             stderr=errors,
         )
-        status = _wait(process, enough)
-    if status is None:
-        return False
+        try:
+            status = process.wait()
+        finally:  # also of Ctrl-C, or if we are told to end: it stops its server first
+            process.terminate()
+            process.wait()
     if status:
         raise ToolError(
             f"{log}: expected the {words[0]} to end well, found exit status {status}: "
             f"{tail_of(log)}; if the machine was busy, run this again when it is not"
         )
-    return True
-
-
-def _wait(
-    process: subprocess.Popen[bytes], enough: Callable[[], bool] | None
-) -> int | None:
-    """The exit status; None if `enough` ended the process before."""
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=PAUSE_S if enough else None)
-            if enough is not None and enough():
-                return None
-    finally:  # also of Ctrl-C, or if we are told to end: it stops its server first
-        process.terminate()
-        process.wait()
 
 
 def report_of(folder: Path) -> dict[str, Any]:
@@ -319,7 +297,7 @@ def predict(
             are taken.
         load: that was sent.
         served: how.
-        policies: that took turns.
+        policies: names.
         simulated: further options of the simulator.
 
     Raises:
@@ -359,15 +337,6 @@ def predicted_in(folder: Path) -> dict[str, float]:
 PREDICTED = "predicted.json"
 SEEDS = 8
 """Runs of the simulator with each policy."""
-PAUSE_S = 1.0
-"""Seconds between two calls of `enough`."""
-
-
-def in_words(costs: Mapping[str, float]) -> str:
-    """What `adaptive` learned, in milliseconds."""
-    parts = ("decode", "fixed", "own", "shared", "padding")
-    found = (f"{part} {1e3 * costs[part]:.3g}" for part in parts if costs.get(part))
-    return f"{', '.join(found)} ms"
 
 
 def load_average() -> float:

@@ -24,7 +24,7 @@ def drift(series: Series, old: Modules, new: Modules) -> list[str]:
     Without formatting, comments and docstrings. First what changed lines have names in
     that hooks there read, and of the others the shortest.
     """
-    found: list[tuple[int, int, list[str]]] = []
+    reports: list[tuple[int, int, list[str]]] = []
     for symbol, (patches, uses) in _subjects(series, old).items():
         names = symbol.split(OR)
         before, after = (
@@ -42,28 +42,28 @@ def drift(series: Series, old: Modules, new: Modules) -> list[str]:
             read = sorted(name for name in uses if name.split(".")[-1] in words)
             told = ["", f"### {symbol} ({', '.join(patches)})", ""]
             told += [f"Hooks read {', '.join(read)}.", ""] if read else []
-            found.append((-len(read), len(changed), told + changed))
-    return [line for *_, lines in sorted(found) for line in lines]
+            reports.append((-len(read), len(changed), told + changed))
+    return [line for *_, lines in sorted(reports) for line in lines]
 
 
 def _subjects(
     series: Series, modules: Modules
 ) -> dict[str, tuple[dict[str, None], set[str]]]:
     """Return what patches touch and rely on, to their names and what hooks read."""
-    found: dict[str, tuple[dict[str, None], set[str]]] = {}
+    subjects: dict[str, tuple[dict[str, None], set[str]]] = {}
     for patch, before, after in patched_steps(series, modules.tree):
         for path in after:
             for hook in hooks_between(before[path], after[path], path):
                 if hook.scope:
                     symbol = f"{module_of(path)}.{hook.scope}"
-                    patches, uses = found.setdefault(symbol, ({}, set()))
+                    patches, uses = subjects.setdefault(symbol, ({}, set()))
                     patches[patch.name] = None
                     uses |= hook.uses
     for patch in series.patches:
         for names in patch.header.relies_on:
             symbol = OR.join(names).replace(":", ".")
-            found.setdefault(symbol, ({}, set()))[0][patch.name] = None
-    return found
+            subjects.setdefault(symbol, ({}, set()))[0][patch.name] = None
+    return subjects
 
 
 def normalised(node: ast.AST) -> list[str]:

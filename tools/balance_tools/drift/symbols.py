@@ -13,8 +13,6 @@ MOST_REEXPORTS = 5  # imports to follow before a name counts as not found
 
 @dataclass
 class Modules:
-    """The modules below one tree; parsed when they are asked for."""
-
     tree: Path
     _parsed: dict[str, ast.Module] = field(default_factory=dict)
 
@@ -69,13 +67,13 @@ def _attribute(tree: ast.AST, scope: str) -> ast.AST | None:
     parent = find_scope(tree, owner)
     if parent is None:
         return None
-    names, found = {name, f"self.{name}" if owner else name}, []
+    names, statements = {name, f"self.{name}" if owner else name}, []
     for node in ast.walk(parent) if owner else ast.iter_child_nodes(parent):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if names & set(map(ast.unparse, targets)):
-                found.append(node)
-    return ast.Module(body=list(found), type_ignores=[]) if found else None
+                statements.append(node)
+    return ast.Module(body=list(statements), type_ignores=[]) if statements else None
 
 
 def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:
@@ -86,15 +84,15 @@ def imports(tree: ast.AST, module: str, path: str) -> dict[str, str]:
     package = module.split(".")
     if not path.endswith("__init__.py"):
         package = package[:-1]
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
-                found[alias.asname or top] = alias.name if alias.asname else top
+                origins[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
-                found[alias.asname or alias.name] = f"{origin}.{alias.name}"
-    return found
+                origins[alias.asname or alias.name] = f"{origin}.{alias.name}"
+    return origins

@@ -82,8 +82,8 @@ def pip(python: Path, *arguments: str) -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             failed = to_log(command, log := Path(folder, "pip.log"))
-            _, *said = log.read_text(encoding="utf-8").partition("ERROR: ")
-        lines = map(str.strip, "".join(said).splitlines())
+            _, *reasons = log.read_text(encoding="utf-8").partition("ERROR: ")
+        lines = map(str.strip, "".join(reasons).splitlines())
         reason = " / ".join(filter(None, lines))
     if failed:
         raise ToolError(

@@ -49,7 +49,6 @@ class Gap:
     after: ast.AST | None = field(init=False, compare=False)
     """The node just after the gap, None at the end of the list."""
     inside: Nodes = field(init=False, compare=False)
-    """The nodes inside the gap."""
 
     def __post_init__(self) -> None:
         start, end, nodes = self.index, self.index + self.width, self.siblings
@@ -125,7 +124,6 @@ def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
 
 
 def ast_differences(old: ast.AST, new: ast.AST) -> list[Difference]:
-    """Return where two trees differ, in the order of the new one."""
     return list(_compare(Cursor("", (), old), Cursor("", (), new)))
 
 

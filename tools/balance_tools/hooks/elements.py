@@ -140,7 +140,6 @@ def _callee(value: ast.AST) -> str:
 
 
 def defined_names(nodes: tuple[ast.AST, ...]) -> frozenset[str]:
-    """Return the dotted names that the nodes bind."""
     names: set[str] = set()
     for node in _walk(nodes):
         match node:
@@ -173,14 +172,12 @@ def join_scope(scope: str, name: str) -> str:
 
 
 def find_scope(tree: ast.AST, scope: str) -> ast.AST | None:
-    """Return the first definition with this qualified name, the tree itself for ""."""
     if not scope:
         return tree
     return next((node for name, node in definitions(tree) if name == scope), None)
 
 
 def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Yield qualified name and node of every definition of a module."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, DEFINITIONS):
             name = join_scope(prefix, node.name)

@@ -52,11 +52,9 @@ class Hook:
     copies: tuple[int, int]
     """How often each neighbour occurs in the scope."""
     line: int
-    """First line of the hook in the patched module."""
     code: tuple[str, ...]
     """Its statements without formatting and line numbers."""
     uses: frozenset[str]
-    """Dotted names that it reads."""
 
 
 def first_line(gap: Gap) -> int:
@@ -71,27 +69,27 @@ def dumps(nodes: Nodes) -> tuple[str, ...]:
 def hooks_between(base: bytes, patched: bytes, name: str = "module") -> list[Hook]:
     """Return the hooks that turn `base` into `patched`, in the order of the lines."""
     old, new = parse_module(base, name), parse_module(patched, name)
-    return [_hook(found, old, name) for found in ast_differences(old, new)]
+    return [_hook(difference, old, name) for difference in ast_differences(old, new)]
 
 
-def _hook(found: Difference, tree: ast.AST, name: str) -> Hook:
-    if found.old.width:
+def _hook(difference: Difference, tree: ast.AST, name: str) -> Hook:
+    if difference.old.width:
         raise ToolError(
             f"{name}: expected hooks that only add code, found one that takes out or "
-            f"replaces some (line {first_line(found.new)}, in "
-            f"{found.new.scope or 'the module'}); add it beside upstream's code"
+            f"replaces some (line {first_line(difference.new)}, in "
+            f"{difference.new.scope or 'the module'}); add it beside upstream's code"
         )
-    scope, nodes = found.old.scope, (found.old.before, found.old.after)
+    scope, nodes = difference.old.scope, (difference.old.before, difference.old.after)
     before, after = (element(node) if node else None for node in nodes)
     return Hook(
-        old=found.old,
-        new=found.new,
+        old=difference.old,
+        new=difference.new,
         scope=scope,
         neighbours=(before, after),
         copies=copies(list(gaps(tree, scope)), before, after),
-        line=first_line(found.new),
-        code=dumps(found.new.inside),
-        uses=used_names(found.new.inside),
+        line=first_line(difference.new),
+        code=dumps(difference.new.inside),
+        uses=used_names(difference.new.inside),
     )
 
 
@@ -99,12 +97,12 @@ def copies(
     gaps: Sequence[Gap], before: Element | None, after: Element | None
 ) -> tuple[int, int]:
     """Count how often each of two neighbours stands right before one of the gaps."""
-    found = [element(gap.before) for gap in gaps if gap.before is not None]
+    elements = [element(gap.before) for gap in gaps if gap.before is not None]
 
     def count(wanted: Element | None) -> int:
         if wanted is None or wanted.is_trivial:
             return 0
-        return sum(similarity(one, wanted) == EXACT for one in found)
+        return sum(similarity(one, wanted) == EXACT for one in elements)
 
     return count(before), count(after)
 
@@ -148,8 +146,8 @@ def locate(hook: Hook, tree: ast.AST) -> Place:
     everywhere = list(gaps(tree, hook.scope))
     if not everywhere:
         raise ToolError(f"{scope} does not exist any more")
-    found = copies(everywhere, *neighbours)
-    for neighbour, was, now in zip(neighbours, hook.copies, found, strict=True):
+    counts = copies(everywhere, *neighbours)
+    for neighbour, was, now in zip(neighbours, hook.copies, counts, strict=True):
         if now > was > 0:
             raise ToolError(
                 f"{_quoted(neighbour)} occurs {now} times in {scope}, {was} in the old "
@@ -168,7 +166,6 @@ def locate(hook: Hook, tree: ast.AST) -> Place:
 
 
 def _by_one_neighbour(hook: Hook, candidates: list[Gap]) -> Place:
-    """Place the hook next to the one neighbour that is still there."""
     scope, (before, after) = hook.scope or "the module", hook.neighbours
     lost = f"neither {_quoted(before)} nor {_quoted(after)} is in {scope} any more"
     behind = _next_to(before, [(gap, gap.before) for gap in candidates])
@@ -220,13 +217,12 @@ def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
 def _next_to(
     wanted: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
 ) -> list[Gap]:
-    """Return the gaps beside the wanted neighbour: exact ones, else similar ones."""
     if wanted is None or wanted.is_trivial:
         return []
     for level in (EXACT, SIMILAR):
-        found = [gap for gap, node in candidates if _level(wanted, node) == level]
-        if found:
-            return found
+        beside = [gap for gap, node in candidates if _level(wanted, node) == level]
+        if beside:
+            return beside
     return []
 
 
@@ -255,7 +251,6 @@ def _is_independent(hook: Hook, nodes: Nodes) -> bool:
 
 
 def _score(hook: Hook, gap: Gap) -> tuple[int, int]:
-    """Return how like the neighbours of a gap are to those of the hook."""
     before, after = hook.neighbours
     return _level(before, gap.before), _level(after, gap.after)
 
@@ -266,10 +261,10 @@ def _level(wanted: Element | None, node: ast.AST | None) -> int:
     return similarity(wanted, element(node))
 
 
-def _same_path(wanted: tuple[Level, ...], found: tuple[Level, ...]) -> bool:
-    return len(wanted) == len(found) and all(
+def _same_path(wanted: tuple[Level, ...], path: tuple[Level, ...]) -> bool:
+    return len(wanted) == len(path) and all(
         one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
-        for one, other in zip(wanted, found, strict=True)
+        for one, other in zip(wanted, path, strict=True)
     )
 
 

@@ -39,7 +39,6 @@ def worst(statuses: Iterable[PatchStatus]) -> PatchStatus:
 @dataclass(frozen=True)
 class HookResult:
     path: str
-    """The file, relative to the tree."""
     scope: str
     """Function or class that holds the hook, "" for the module."""
     old_line: int
@@ -63,7 +62,6 @@ class PatchResult:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Package and name, which no other patch has."""
         return self.package, self.name
 
     @property

@@ -51,8 +51,8 @@ def decide(
         there = [already_there(hook, tree) for hook in hooks]
         if all(there):
             status, note = PatchStatus.ALREADY_UPSTREAM, "found at its place"
-            found = [_result(path, hook, status, note) for hook in hooks]
-            return FileVerdict(path, upstream, status, tuple(found))
+            same = tuple(_result(path, hook, status, note) for hook in hooks)
+            return FileVerdict(path, upstream, status, same)
         lines: list[tuple[int, Lines]] = []
         placed: list[tuple[Hook, Place]] = []
         refused: list[HookResult] = []
@@ -110,14 +110,14 @@ def _proven(
     placed: Sequence[tuple[Hook, Place]], tree: ast.Module, content: bytes, path: str
 ) -> dict[Gap, int]:
     """Return the line of each gap in `content`, which is `tree` with the hooks."""
-    found = ast_differences(tree, parse_module(content, path))
-    new = {one.old: dumps(one.new.inside) for one in found}
+    differences = ast_differences(tree, parse_module(content, path))
+    new = {one.old: dumps(one.new.inside) for one in differences}
     if new != {place.gap: hook.code for hook, place in placed}:
         raise ToolError(
             f"{path}: expected {len(placed)} hooks at their places, found other "
             "changes; upstream formats this code otherwise"
         )
-    return {one.old: first_line(one.new) for one in found}
+    return {one.old: first_line(one.new) for one in differences}
 
 
 def insertion(
@@ -237,7 +237,6 @@ def _without_mark(line: bytes) -> bytes:
 def _indent_change(
     old: Gap, new: Gap, base: list[bytes], upstream: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Return the old and the new indentation of the list that holds the hook."""
     for was, now in ((old.before, new.before), (old.after, new.after)):
         if was is not None and now is not None:
             lines = base[span((was,))[0]], upstream[span((now,))[0]]
@@ -260,5 +259,4 @@ def _shifted(
 
 
 def _not_whole(why: str) -> ToolError:
-    """The error for a place that is not between two lines."""
     return ToolError(f"{why}; upstream formats this code otherwise")

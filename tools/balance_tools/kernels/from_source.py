@@ -49,7 +49,6 @@ def build_kernels(paths: Paths, lock: Lock, choice: Choice) -> None:
 
 
 def run_superbuild(root: Path, work: Path, toolchain: Toolchain, soc: str) -> None:
-    """Run the CMakeLists.txt of `root` on `work/source`; its output goes to a log."""
     source, build, log = work / "source", work / "superbuild", work / "build.log"
     definitions = {
         "KERNELS_SOURCE": source,

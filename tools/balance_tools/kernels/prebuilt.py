@@ -72,10 +72,10 @@ def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWhe
     compiled: list[str] = []
     generated: dict[str, bytes] = {}
     with zipfile.ZipFile(wheel) as archive:
-        found = set(archive.namelist())
+        names = set(archive.namelist())
         theirs = {f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE)}
-        differing = [n for n in theirs - found if n.endswith(".py")]
-        for name in sorted(found):
+        differing = [n for n in theirs - names if n.endswith(".py")]
+        for name in sorted(names):
             if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
                 continue
             is_python = name.endswith(".py") and not name.startswith(OPERATORS)

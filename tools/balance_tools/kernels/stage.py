@@ -30,10 +30,7 @@ WITHOUT_AICORE_LIBRARY = ("ascend310p", OPEN_FAMILY)
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the kernels of one wheel are, and what they have to be made from."""
-
     folder: Path
-    """The kernels are in it as `vllm_ascend/…`."""
     inputs: Mapping[str, str]
     """What the kernels are made from, as far as the build of a wheel can check it."""
     device_type: str

@@ -45,7 +45,6 @@ class Toolchain:
 
 
 def find_toolchain(choice: Choice) -> Toolchain:
-    """What the environment has for compiling the kernels of `choice`."""
     python = ask_python3()
     if "failed" in python:
         raise _refusal("python3", "torch, torch-npu and pybind11", python["failed"])

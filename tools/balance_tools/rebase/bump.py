@@ -126,8 +126,8 @@ def _ask(
                 continue
             own = f"patches/{moved.package}/{result.name}"
             print(f"{own}: {result.status.label}", file=sys.stderr)
-            for said in (*result.reasons, *merged.get(result.key, ())):
-                print(f"  {said}", file=sys.stderr)
+            for reason in (*result.reasons, *merged.get(result.key, ())):
+                print(f"  {reason}", file=sys.stderr)
             print(
                 f"  copy {report.parent / own}, which has what is placed, to "
                 f"lines/{name or 'NAME'}/{own} and complete it, or leave an empty file "
@@ -158,20 +158,19 @@ def _replace_pin(paths: Paths, folder: Path, lock: Lock, line: Line | None) -> N
 
 
 def _check_committed(paths: Paths, line: Line | None) -> None:
-    """Check that git has what the last step replaces, where there is a repository."""
     if not (paths.root / ".git").exists():
         return
     names = [paths.lock.name, "patches"]
     if line:
         names.append(f"lines/{line.name}")
     ask = ("status", "--porcelain", "--untracked-files=normal", "--")
-    found = git(paths.root, *ask, *names)
-    if found.status:
+    status = git(paths.root, *ask, *names)
+    if status.status:
         raise ToolError(
             f"{paths.root}: expected git to say what is committed, for a bump replaces "
-            f"it, found {found.tail}; fix that, and run this again"
+            f"it, found {status.tail}; fix that, and run this again"
         )
-    rows = [row[3:] for row in found.text.splitlines()]
+    rows = [row[3:] for row in status.text.splitlines()]
     if changed := [*dict.fromkeys([*rows, *edited(paths.root, *names)])]:
         raise ToolError(
             f"{named_in_part(changed)}: expected what git has, for a bump replaces it, "

@@ -14,11 +14,9 @@ from balance_tools.text import table
 
 VARIABLES = "vllm/envs.py"
 NAMED = re.compile(r"MAX|LIMIT|TIMEOUT")
-"""How upstream calls what bounds something."""
 
 
 def limits_of(tree: Path) -> dict[str, str]:
-    """The variables of a tree of vLLM that bound something, and their defaults."""
     if not (tree / VARIABLES).is_file():
         return {}
     return {
@@ -45,5 +43,5 @@ def limits_markdown(paths: Paths, every: Sequence[Moved]) -> list[str]:
         ]
     if not rows:
         return []
-    said = "Requests that are served here may pass one; tell users in CHANGELOG.md."
-    return ["", "## New limits", "", said, "", *table(("variable", "default"), rows)]
+    note = "Requests that are served here may pass one; tell users in CHANGELOG.md."
+    return ["", "## New limits", "", note, "", *table(("variable", "default"), rows)]

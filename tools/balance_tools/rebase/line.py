@@ -91,7 +91,6 @@ def write_line(paths: Paths, line: Line, lock: Lock, moved: Iterable[Moved]) -> 
 
 
 def derive(paths: Paths, line: Line) -> Path:
-    """Make the whole series of a line below build/; returns the folder with it."""
     check_own(paths, line)
     lock, folder = line.lock, paths.build / "rebase" / f"line-{line.name}"
     for moved in move_all(paths, lock, line.own):
@@ -114,8 +113,8 @@ def check_own(paths: Paths, line: Line, unfinished: bool = False) -> None:
     """
     for (package, name), patch in line.own.items():
         wanted = change_sha256(_pinned(paths, package, name))
-        said = patch.header.get(ADAPTED_FROM) if patch else wanted
-        if said != wanted and not (unfinished and said is None):
+        follows = patch.header.get(ADAPTED_FROM) if patch else wanted
+        if follows != wanted and not (unfinished and follows is None):
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "

@@ -26,7 +26,6 @@ class Undecided:
     package: str
     patch: str
     path: str
-    """The path of the file in the tree."""
     base: bytes
     """The file of the pinned release, with the earlier patches."""
     patched: bytes
@@ -34,7 +33,6 @@ class Undecided:
     new: bytes
     """The file of the new release, with what was placed of earlier patches."""
     releases: tuple[str, str]
-    """What the pinned and the new release are called."""
 
     def merged(self) -> tuple[bytes, int]:
         """The three files as one, and how many conflicts are marked in it."""
@@ -60,14 +58,14 @@ Merged = dict[tuple[str, str], list[str]]
 
 def write_merged(undecided: Iterable[Undecided], folder: Path) -> Merged:
     remove_tree(folder)
-    said: Merged = {}
+    merged: Merged = {}
     for one in undecided:
         content, conflicts = one.merged()
         path = folder / one.patch / one.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        said.setdefault((one.package, one.patch), []).append(
+        merged.setdefault((one.package, one.patch), []).append(
             f"{path}: the file of {one.releases[1]} merged with this patch by git, "
             f"conflicts marked: {conflicts}"
         )
-    return said
+    return merged

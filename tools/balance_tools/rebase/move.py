@@ -40,19 +40,13 @@ out.
 class Moved:
     package: str
     series: Series
-    """The series before the move."""
     old: Path
-    """The tree of upstream that it was made for."""
     new: Path
-    """The tree of upstream that it is moved to."""
     results: tuple[PatchResult, ...]
-    """What became of each patch, in order."""
     texts: Mapping[str, bytes]
     """By name, each patch that is not left out, without hooks that have no place."""
     files: Files
-    """What every touched file becomes."""
     undecided: tuple[Undecided, ...]
-    """Files in which a hook has no clear place."""
 
     @property
     def status(self) -> PatchStatus:
@@ -60,7 +54,6 @@ class Moved:
         return worst(one.status for one in self.results if not one.dropped)
 
     def write(self, folder: Path) -> None:
-        """Write the new series into `folder`, which is replaced."""
         remove_tree(folder)
         folder.mkdir(parents=True)
         for name, raw in self.texts.items():
@@ -97,14 +90,14 @@ def move_series(
         fixed = is_fixed(patch, version)
         if mine is None or fixed:
             why = f"fixed in {patch.header.get('Fixed-In')}" if fixed else "by a person"
-            said = (f"left out: {why}",)
+            left_out = (f"left out: {why}",)
             results.append(
-                PatchResult(*key, PatchStatus.UNTOUCHED, (), said, dropped=True)
+                PatchResult(*key, PatchStatus.UNTOUCHED, (), left_out, dropped=True)
             )
             continue
         upstream = {file.path: _read(new, now, file.path) for file in mine.files}
         if mine is patch:
-            found = [
+            verdicts = [
                 decide(path, base[path], patched[path], content, new.name)
                 for path, content in upstream.items()
             ]
@@ -119,19 +112,19 @@ def move_series(
                     (old.name, new.name),
                 )
                 for (path, content), verdict in zip(
-                    upstream.items(), found, strict=True
+                    upstream.items(), verdicts, strict=True
                 )
                 if content is not None and verdict.status in NO_CLEAR_PLACE
             ]
         else:
-            found = [_apply(file, upstream[file.path], mine) for file in mine.files]
-        files = {one.path: one.content for one in found if one.content is not None}
+            verdicts = [_apply(file, upstream[file.path], mine) for file in mine.files]
+        files = {one.path: one.content for one in verdicts if one.content is not None}
         before = {path: content or b"" for path, content in upstream.items()}
         texts[patch.name] = raw = patch_text(patch, before, files)
         now |= files
-        hooks = tuple(hook for one in found for hook in one.hooks)
-        notes = tuple(note for one in found for note in one.notes)
-        status = worst(one.status for one in found)
+        hooks = tuple(hook for one in verdicts for hook in one.hooks)
+        notes = tuple(note for one in verdicts for note in one.notes)
+        status = worst(one.status for one in verdicts)
         if mine is patch and not status.needs_human:
             status = _how_much(patch, raw)
         results.append(PatchResult(*key, status, hooks, notes))
@@ -141,7 +134,6 @@ def move_series(
 
 
 def _read(tree: Path, now: Files, path: str) -> bytes | None:
-    """A file of new upstream with the patches before this one, if it is there."""
     if path in now or not (tree / path).is_file():
         return now.get(path)
     return (tree / path).read_bytes()
@@ -151,8 +143,8 @@ def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
     try:
         content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
     except ToolError as error:
-        said = str(error).partition(";")[0]
-        return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(said,))
+        note = str(error).partition(";")[0]
+        return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(note,))
     note = f"{file.path}: decided by a person"
     return FileVerdict(file.path, content, PatchStatus.CONTENT_CHANGED, notes=(note,))
 

@@ -31,7 +31,7 @@ def releases(wanted: str) -> list[Artifact]:
             f"scan: expected two versions as in 0.13.0..0.33.0, found {wanted!r}"
         ) from None
     index = Index()
-    found: dict[Version, Artifact] = {}
+    sdists: dict[Version, Artifact] = {}
     for link in all_links(index, PACKAGE):
         version = link.release[1]
         if version is None or not link.filename.endswith(".tar.gz"):
@@ -39,14 +39,14 @@ def releases(wanted: str) -> list[Artifact]:
         if version not in versions or version.is_postrelease:
             continue
         if link.yanked is None:
-            found[version] = artifact_of_link(index, link)
+            sdists[version] = artifact_of_link(index, link)
         else:
             why = link.yanked or "no reason given"
-            said = f"note: {PACKAGE} {version} was yanked ({why}); left out"
-            print(said, file=sys.stderr)
-    if not found:
+            note = f"note: {PACKAGE} {version} was yanked ({why}); left out"
+            print(note, file=sys.stderr)
+    if not sdists:
         raise ToolError(f"scan: no final release with an sdist in {wanted}")
-    return [found[version] for version in sorted(found)]
+    return [sdists[version] for version in sorted(sdists)]
 
 
 def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
@@ -60,15 +60,14 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
         print(f"{PACKAGE} {artifact.version}", file=sys.stderr, flush=True)
         folder = paths.build / "rebase" / "scan" / artifact.version
         try:
-            found = judge(paths, replace(lock, vllm=artifact), {}, folder, pin)
+            judged = judge(paths, replace(lock, vllm=artifact), {}, folder, pin)
         except ToolError as error:  # upstream has another layout
-            found = Judged((), (Finding("", 0, str(error)),))
-        rows[artifact.version] = found
+            judged = Judged((), (Finding("", 0, str(error)),))
+        rows[artifact.version] = judged
     return rows
 
 
 def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
-    """Return the report: a table of releases, and what a person must decide."""
     pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
     checked = [row for row in placed if not row.wrong]

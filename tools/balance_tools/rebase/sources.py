@@ -18,10 +18,10 @@ from balance_tools.upstream.resolve import resolve
 def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
     tree = ensure_pristine(artifact, paths)
     if not (tree / package).is_dir():
-        found = sorted(path.name for path in tree.iterdir())
+        names = sorted(path.name for path in tree.iterdir())
         raise ToolError(
             f"{artifact.filename}: expected {package}/ at its top, found "
-            f"{named_in_part(found) or 'nothing'}; upstream has another layout: pack "
+            f"{named_in_part(names) or 'nothing'}; upstream has another layout: pack "
             "an archive with the package at the top, and give it with --sdist"
         )
     return tree
@@ -57,7 +57,6 @@ def artifact_of(archive: Path) -> Artifact:
 
 
 def _cached(paths: Paths, project: str, archive: Path) -> Artifact:
-    """Put an archive into the cache, where the lock's files are looked for."""
     artifact = artifact_of(archive)
     if artifact.project != project:
         raise ToolError(

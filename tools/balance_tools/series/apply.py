@@ -32,7 +32,6 @@ class Series:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file that a patch touches, sorted, relative to the tree's root."""
         return tuple(sorted({f.path for patch in self.patches for f in patch.files}))
 
 
@@ -107,9 +106,9 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
         if start < position:
             raise ToolError(f"{where}: hunk {number} overlaps the one before it")
         for index, expected in enumerate(hunk.source, start):
-            found = lines[index] if index < len(lines) else None
-            if found != expected:
-                seen = "the end of the file" if found is None else repr(_text(found))
+            line = lines[index] if index < len(lines) else None
+            if line != expected:
+                seen = "the end of the file" if line is None else repr(_text(line))
                 raise ToolError(
                     f"{where}, hunk {number}, line {index + 1}: expected "
                     f"{_text(expected)!r}, found {seen}; this is not the tree that the "

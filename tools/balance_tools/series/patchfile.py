@@ -65,12 +65,10 @@ class Hunk:
 
     @property
     def source(self) -> tuple[bytes, ...]:
-        """The lines that the hunk expects to find."""
         return tuple(line for tag, line in self.lines if tag != ADDED)
 
     @property
     def target(self) -> tuple[bytes, ...]:
-        """The lines that the hunk leaves behind."""
         return tuple(line for tag, line in self.lines if tag != REMOVED)
 
     @property
@@ -81,8 +79,6 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FilePatch:
-    """What one patch does to one file; `path` is relative to the tree's root."""
-
     path: str
     hunks: tuple[Hunk, ...]
 
@@ -95,7 +91,7 @@ class Patch:
     files: tuple[FilePatch, ...]
 
     def count(self, tag: str) -> int:
-        return sum(found == tag for _, found, _ in self.changes)
+        return sum(each == tag for _, each, _ in self.changes)
 
     @property
     def changes(self) -> tuple[tuple[str, str, bytes], ...]:

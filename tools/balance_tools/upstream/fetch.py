@@ -26,11 +26,11 @@ def fetch(artifact: Artifact, paths: Paths) -> Path:
             if sha256_of(cached) == artifact.sha256:
                 return cached
             print(f"{cached}: damaged, fetching it again", file=sys.stderr)
-        found, problems = Index(), []
-        for source in found.sources:
+        index, problems = Index(), []
+        for source in index.sources:
             try:
-                link = _find(found, source, artifact)
-                _receive(found, link, artifact, cached, found.retries)
+                link = _find(index, source, artifact)
+                _receive(index, link, artifact, cached, index.retries)
                 return cached
             except SourceError as problem:
                 problems.append(f"{source}: {problem}")
@@ -54,7 +54,6 @@ def _find(index: Index, source: Source, artifact: Artifact) -> Link:
 def _receive(
     index: Index, link: Link, artifact: Artifact, cached: Path, retries: int
 ) -> None:
-    """Write and verify the file; from the start again when the transfer breaks off."""
     title = f"fetching {artifact.filename} ({artifact.size / 1e6:.1f} MB)"
     try:
         with (

@@ -100,22 +100,21 @@ class Index:
         is_flat, location = source.setting == "find-links", source.location
         if urlsplit(location).scheme in {"http", "https"}:
             url = location if is_flat else f"{location.rstrip('/')}/{name}/"
-            found = self._page(source, url, name)
+            listed = self._page(source, url, name)
         elif not (folder := local_path(location).resolve()).is_dir():
             raise SourceError("there is no such folder")
         elif is_flat:
-            found = [
+            listed = [
                 Link(source, file.name, file.as_uri(), None, file.stat().st_size)
                 for file in sorted(folder.iterdir())
                 if file.is_file()
             ]
         elif (page := folder / name / "index.html").is_file():
             html = page.read_text(encoding="utf-8")
-            listed = ProjectPage.from_html(name, html, base_url=page.as_uri())
-            found = _links(source, listed)
+            listed = _links(source, ProjectPage.from_html(name, html, page.as_uri()))
         else:
-            found = []
-        return tuple(link for link in found if link.release[0] == name)
+            listed = []
+        return tuple(link for link in listed if link.release[0] == name)
 
     @contextmanager
     def open(self, url: str) -> Iterator[Body]:

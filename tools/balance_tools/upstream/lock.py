@@ -47,7 +47,6 @@ class Artifact:
     version: str
     filename: str
     sha256: str
-    """64 lower-case hexadecimal digits."""
     size: int
     """Bytes."""
 
@@ -64,7 +63,6 @@ class Lock:
         return {"vllm": self.vllm, "vllm_ascend": self.vllm_ascend}
 
     def kernel_wheel(self, python: str, arch: str) -> Artifact:
-        """The kernel wheel for e.g. `cp311` and `x86_64`."""
         names = [wheel.filename.split("-", 2)[2] for wheel in self.kernel_wheels]
         for wheel, name in zip(self.kernel_wheels, names, strict=True):
             if name.startswith(f"{python}-") and name.endswith(f"_{arch}.whl"):

@@ -50,7 +50,6 @@ class PipSettings:
 
     @property
     def retries(self) -> int:
-        """How often a broken transfer is tried again."""
         return int(self.options.get("retries", "5"))
 
     @property
@@ -73,15 +72,15 @@ def pip_settings() -> PipSettings:
             "pip: expected it to read its configuration, found that `pip config list` "
             "fails; correct the file or variable that it names"
         )
-    found: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for line in run.text.splitlines():
         key, separator, value = line.partition("=")
         if separator:
             section, _, name = key.rpartition(".")
-            found.setdefault(section, {})[name] = str(ast.literal_eval(value))
+            sections.setdefault(section, {})[name] = str(ast.literal_eval(value))
     options: dict[str, str] = {}
     for section in ("global", "download", ":env:"):  # the last one wins
-        options |= found.get(section, {})
+        options |= sections.get(section, {})
     return PipSettings(options)
 
 

@@ -44,7 +44,7 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
 
 def all_links(index: Index, project: str) -> list[Link]:
     """Every file of a project; of one name, the first source's."""
-    found: dict[str, Link] = {}
+    by_name: dict[str, Link] = {}
     for source in index.sources:
         try:
             links = index.links(source, project)
@@ -53,8 +53,8 @@ def all_links(index: Index, project: str) -> list[Link]:
                 f"{source}: expected the files of {project}, found that {problem}; "
                 "check the network and `pip config list`"
             ) from problem
-        found = {link.filename: link for link in links} | found
-    return list(found.values())
+        by_name = {link.filename: link for link in links} | by_name
+    return list(by_name.values())
 
 
 def _version(project: str, text: str) -> Version:

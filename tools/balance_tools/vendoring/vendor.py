@@ -54,7 +54,6 @@ class Package:
 
     @property
     def is_current(self) -> bool:
-        """Whether upstream's files are as the lock, the series and the manifest say."""
         known, tree = self.manifest, self.tree
         return known.inputs == self.inputs and not (
             known.missing(tree) or known.changed(tree) or self.tracked & {*known.files}

@@ -16,15 +16,11 @@ SECONDS_A_FILE = 900
 @dataclass(frozen=True)
 class Setup:
     name: str
-    """Its name in messages and in the names of logs."""
     python: Path
-    """Interpreter of the environment with the wheel."""
     root: Path
     """Folder to run in; test files are relative to it."""
     plugins: tuple[str, ...] = ()
-    """Modules for pytest to load."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the environment in addition to those of this process."""
 
 
 def run_file(
@@ -78,6 +74,8 @@ def read_junit(xml: Path, file: str) -> dict[str, str]:
 
 
 def count(results: Mapping[str, str]) -> str:
-    found = list(results.values())
+    outcomes = list(results.values())
     kinds = (PASSED, FAILED, SKIPPED)
-    return ", ".join(f"{found.count(k)} {k}" for k in kinds if k in found) or "none"
+    return (
+        ", ".join(f"{outcomes.count(k)} {k}" for k in kinds if k in outcomes) or "none"
+    )

@@ -48,13 +48,13 @@ def select(tree: Path, touched: Sequence[str]) -> list[str]:
     A test uses what it imports, and what the helpers beside the tests import for it.
     """
     modules = {module_of(path) for path in touched}
-    found = []
+    selected = []
     for folder in FOLDERS:
         for path in sorted((tree / folder).rglob("test_*.py")):
             name = path.relative_to(tree).as_posix()
             if name not in NEED_A_GPU and _uses(tree, name, modules, helpers=True):
-                found.append(name)
-    return found
+                selected.append(name)
+    return selected
 
 
 def _uses(tree: Path, name: str, modules: set[str], helpers: bool) -> bool:
@@ -94,14 +94,14 @@ def newly_failing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
 
     If none passes unpatched, nothing could be compared; that is returned, too.
     """
-    found = []
+    failing = []
     if PASSED not in results[PLAIN].values():
-        found.append("no test of upstream's passes without the patches")
+        failing.append("no test of upstream's passes without the patches")
     for name, result in results[PLAIN].items():
         for setup, other in results.items():
             if result == PASSED and other.get(name) != PASSED:
-                found.append(f"{name}: {other.get(name, 'not run')} ({setup})")
-    return found
+                failing.append(f"{name}: {other.get(name, 'not run')} ({setup})")
+    return failing
 
 
 def _config(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
@@ -140,7 +140,6 @@ MODELS = {
 
 
 def write_hub(folder: Path) -> None:
-    """Write a model cache with configurations only below `folder`, for HF_HOME."""
     for name, config in MODELS.items():
         model = folder / "hub" / f"models--{name.replace('/', '--')}"
         revision = hashlib.sha1(name.encode()).hexdigest()

@@ -32,15 +32,11 @@ Results = dict[str, str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """The pin or a line, whose series is verified."""
-
     paths: Paths
     name: str
     """The name of the line, or "pin"."""
     lock: Path
-    """The lock of the release."""
     series: Path
-    """Folder with the series of each package."""
 
     @property
     def folder(self) -> Path:
@@ -80,8 +76,8 @@ def _run_all(candidate: Candidate) -> dict[str, Results]:
         print(line, file=sys.stderr)
     wheels = [build_wheel(root, Choice(), root.dist) for root in (patched, plain)]
     ours = Setup(OURS, _python(patched, wheels[0]), patched.root)
-    found = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
-    files = [path.relative_to(patched.root).as_posix() for path in found]
+    paths = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
+    files = [path.relative_to(patched.root).as_posix() for path in paths]
     return {OURS: _run(candidate, ours, files), **_upstream(candidate, patched, wheels)}
 
 
@@ -113,13 +109,12 @@ def _upstream(
 
 
 def _run(candidate: Candidate, setup: Setup, files: Sequence[str]) -> Results:
-    """Run test files one after the other, so that one that aborts ends no other."""
     results: Results = {}
     for number, file in enumerate(files, 1):
         start = time.monotonic()
-        found = run_file(setup, file, candidate.folder / "logs")
-        results |= found
-        said = f"{setup.name} {number}/{len(files)}, {file}: {count(found)}"
+        outcome = run_file(setup, file, candidate.folder / "logs")
+        results |= outcome
+        line = f"{setup.name} {number}/{len(files)}, {file}: {count(outcome)}"
         seconds = time.monotonic() - start
-        print(f"{said}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{line}, {seconds:.0f} s", file=sys.stderr, flush=True)
     return results

@@ -81,23 +81,23 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
-    found = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
+    names = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
     for package in plan.target.packages:
         ours = files_of_ours(plan.paths.vendored(package))
-        found += [f"{package}/{path}" for path in ours]
-    return sorted(name for name in found if (wheel_root / name).is_file())
+        names += [f"{package}/{path}" for path in ours]
+    return sorted(name for name in names if (wheel_root / name).is_file())
 
 
 def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     """By each patched file of upstream: the first line that the patches add."""
-    found = {}
+    lines = {}
     for package in plan.target.packages:
         artifact = plan.lock.packages[package]
         pristine = plan.paths.unpacked(artifact.project, artifact.version)
         for patch in sorted(plan.paths.patches(package).glob("*.patch")):
             for name in _PATCHED.findall(patch.read_text(encoding="utf-8")):
-                found[name] = _first_new_line(wheel_root / name, pristine / name)
-    return dict(sorted(found.items()))
+                lines[name] = _first_new_line(wheel_root / name, pristine / name)
+    return dict(sorted(lines.items()))
 
 
 def _first_new_line(ours: Path, upstream: Path) -> str:

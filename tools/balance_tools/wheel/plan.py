@@ -81,7 +81,6 @@ class WheelPlan:
     """By vendored package: what its upstream declares."""
     requirements: tuple[str, ...]
     licences: Mapping[str, Path]
-    """By path below licenses/: the source."""
     kernels: Stage | None
     """Where the kernels lie; None for a wheel without."""
     advisories: Table
@@ -112,10 +111,10 @@ class WheelPlan:
     @property
     def distributions(self) -> dict[str, str]:
         """What importlib.metadata will see: name to version, the wheel's own first."""
-        found = {self.settings.name: self.version, GUARD: self.version}
+        versions = {self.settings.name: self.version, GUARD: self.version}
         if self.has_plugin:
-            found[self.upstreams[PLUGIN].name] = self.version_of(PLUGIN)
-        return found
+            versions[self.upstreams[PLUGIN].name] = self.version_of(PLUGIN)
+        return versions
 
     @property
     def has_plugin(self) -> bool:
@@ -138,19 +137,17 @@ class WheelPlan:
 
     @property
     def python_requires(self) -> str:
-        """What upstream allows, of the Pythons that this project is tested on."""
         declared = self.upstreams[self.target.packages[0]].metadata["Requires-Python"]
         return str(SpecifierSet(declared or "") & SpecifierSet(TESTED_PYTHONS))
 
     @property
     def classifiers(self) -> list[str]:
-        """Upstream's, but for Pythons that are not required."""
-        found, allowed = [], SpecifierSet(self.python_requires)
+        kept, allowed = [], SpecifierSet(self.python_requires)
         for line in values_of(self.upstreams[self.target.packages[0]], "Classifier"):
             python = re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
             if python is None or python[1] in allowed:
-                found.append(line)
-        return found
+                kept.append(line)
+        return kept
 
     @property
     def entry_points(self) -> EntryPoints:
@@ -182,19 +179,19 @@ class WheelPlan:
 
 def licence_files(root: Path, pristine: Mapping[str, Path]) -> dict[str, Path]:
     """Path below licenses/ to source, for the packages in `pristine` (their sdists)."""
-    found = {name: root / name for name in LICENCES}
+    sources = {name: root / name for name in LICENCES}
     for package, folder in pristine.items():
-        found |= {
+        sources |= {
             f"{package}/{name}": folder / path
             for name, path in UPSTREAM_LICENCES[package].items()
         }
-    for path in found.values():
+    for path in sources.values():
         if not path.is_file():
             raise ToolError(
                 f"{path}: expected a licence file that the wheel has to carry, found "
                 "none; restore it, or run `make vendor` if it is upstream's"
             )
-    return found
+    return sources
 
 
 def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:

@@ -27,7 +27,6 @@ REQUIREMENT_FILES = {
 @dataclass(frozen=True)
 class Wanted:
     source: str
-    """The list, for error messages: `vllm requirements/common.txt`."""
     requirement: Requirement
 
     @property
@@ -53,7 +52,6 @@ def parse_requirement(line: str, source: str) -> Wanted:
 
 
 def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
-    """The one list, sorted, a line for each package and environment marker."""
     groups: dict[str, list[Wanted]] = {}
     for want in wanted:
         groups.setdefault(want.name, []).append(want)

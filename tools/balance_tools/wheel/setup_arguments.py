@@ -17,10 +17,10 @@ from setuptools import Distribution
 from setuptools.command.bdist_wheel import bdist_wheel
 
 from balance_tools.kernels.stage import add_kernels
-from balance_tools.wheel.bill import FOLDER, documents_of
 from balance_tools.wheel.build_record import build_record
 from balance_tools.wheel.dist_info import render_entry_points, write_dist_infos
 from balance_tools.wheel.plan import OURS, WheelPlan
+from balance_tools.wheel.sbom import FOLDER, documents_of
 from balance_tools.wheel.upstream_metadata import extras_of
 
 # 1980-01-01, the first moment a zip archive can name. No time of a build is in a wheel,

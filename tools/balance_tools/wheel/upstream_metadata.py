@@ -21,10 +21,10 @@ def values_of(upstream: Distribution, header: str) -> list[str]:
 
 
 def entry_points_of(upstream: Distribution) -> EntryPoints:
-    found: dict[str, dict[str, str]] = {}
+    groups: dict[str, dict[str, str]] = {}
     for point in upstream.entry_points:
-        found.setdefault(point.group, {})[point.name] = point.value
-    return found
+        groups.setdefault(point.group, {})[point.name] = point.value
+    return groups
 
 
 def extras_of(upstream: Distribution) -> dict[str, list[str]]:

@@ -129,7 +129,7 @@ class BalanceGate:
             self._before_step(group, wave, step + 1)
 
     def end_step(self) -> None:
-        """Ends a step of a rank alone; in a group, `exchange` does that later."""
+        """Ends a step of a rank alone; in a group, `exchange_for` does that later."""
         if isinstance(self._exchange, SelfExchange):
             # Nobody waits for its row, so it need not wait to follow a wish.
             self._timing.set_off(self.switch.policy is None and self.switch.is_followed)

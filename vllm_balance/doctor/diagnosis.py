@@ -30,12 +30,12 @@ class Diagnosis:
         Parts of it are what a stranger may have written.
         """
         parts = {"found": self.found, "expected": self.expected, "do": self.do}
-        said = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
-        line = f"{self.state:<7}  {self.what}: {said}"
+        body = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
+        line = f"{self.state:<7}  {self.what}: {body}"
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
-Said = Iterator[Diagnosis | str]
+Diagnoses = Iterator[Diagnosis | str]
 """What a check yields: diagnoses, and last a text, which is printed as `ok` if none of
 them is worse than that."""
 
@@ -51,11 +51,11 @@ def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Dia
     return Diagnosis(what, state, found, expected, do)
 
 
-def lines_of(what: str, said: Said) -> Iterator[Diagnosis]:
+def lines_of(what: str, check: Diagnoses) -> Iterator[Diagnosis]:
     """The diagnoses of a check; one that raises an exception becomes `unknown`."""
     is_well = True
     try:
-        for each in said:
+        for each in check:
             if isinstance(each, Diagnosis):
                 is_well &= each.state == "ok"
                 yield each

@@ -1,6 +1,6 @@
 """Writes what the bill in the installed wheel says into the bill of the image.
 
-bill.py BILL: in BILL, which lists the installed packages, those that the wheel carries
+sbom.py BILL: in BILL, which lists the installed packages, those that the wheel carries
 get their address, origin, patches and kernels, and BILL gets what the wheel's VEX says
 of published vulnerabilities. Only the standard library is used.
 """
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 WHEEL = "vllm"
 BILL, VEX = "vllm.cdx.json", "vllm.vex.cdx.json"
-SAID_BY_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
+FROM_THE_WHEEL = ("purl", "licenses", "pedigree", "components")
 
 
 def main(path: Path) -> None:
@@ -24,9 +24,9 @@ def main(path: Path) -> None:
     bill = json.loads(path.read_text(encoding="utf-8"))
     refs = {}
     for part in bill["components"]:
-        said = carried.pop(part["name"].lower().replace("_", "-"), {})
-        refs[said.get("bom-ref")] = part["bom-ref"]
-        part.update({key: said[key] for key in SAID_BY_THE_WHEEL if key in said})
+        ours = carried.pop(part["name"].lower().replace("_", "-"), {})
+        refs[ours.get("bom-ref")] = part["bom-ref"]
+        part.update({key: ours[key] for key in FROM_THE_WHEEL if key in ours})
     if carried:
         sys.exit(
             f"error: {path}: expected the packages of the wheel, found no "

@@ -28,7 +28,6 @@ from balance_tools.wheel.upstream_metadata import values_of
 Document = dict[str, Any]
 
 FOLDER = "sboms"
-"""The folder of the documents below the dist-info of the wheel."""
 BILL, VEX, OPEN_VEX = "vllm.cdx.json", "vllm.vex.cdx.json", "vllm.openvex.json"
 OURS_LICENCE = "Apache-2.0"
 SOURCE = "GitHub Advisories"
@@ -55,7 +54,9 @@ def documents_of(plan: WheelPlan) -> dict[str, str]:
     )
     serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
     target = {"ref": f"{serial}/{bill['version']}#{quote(address, safe='')}"}
-    vulnerabilities = [_said(one) | {"affects": [target]} for one in plan.answers]
+    vulnerabilities = [
+        _vulnerability(one) | {"affects": [target]} for one in plan.answers
+    ]
     vex = _cyclone_dx(metadata={"timestamp": gathered}, vulnerabilities=vulnerabilities)
     products = [{"@id": address}]
     statements = [_statement(one) | {"products": products} for one in plan.answers]
@@ -152,7 +153,6 @@ IN_WORDS = {
     AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
     AdvisoryState.UPSTREAM: ("resolved", "fixed"),
 }
-"""By state: how CycloneDX and OpenVEX call it."""
 UNKNOWN = ("in_triage", "under_investigation")
 ABSENT = ("code_not_present", "vulnerable_code_not_present")
 UNUSED = ("code_not_reachable", "vulnerable_code_not_in_execute_path")
@@ -169,7 +169,7 @@ def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
     return one, state, why, answer.text + fails
 
 
-def _said(answer: Answer) -> Document:
+def _vulnerability(answer: Answer) -> Document:
     one, state, why, detail = _judged(answer, 0)
     known = state == "exploitable"
     response = {"response": ["workaround_available"]} if known else {}

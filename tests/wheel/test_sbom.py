@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from conftest import HERE, ROOT, VERSION
 
-SCRIPT = ROOT / "docker" / "bill.py"
+SCRIPT = ROOT / "docker" / "sbom.py"
 
 
 @pytest.fixture

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
+"""The stretches: one load that never stops, policies in random order within blocks.
+
+Large services compare so where users cannot be divided (a *switchback*): all that
+drifts within minutes meets all policies alike, and none has the first or the last
+requests of a server. The beginning of a stretch, about as long as an answer takes, is
+left out: then most of what another policy began has ended.
+"""
+
+import asyncio
+import itertools
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from ..errors import UsageError
+from ..server_api import Endpoint, Scrape
+from .figures import Answer, Measured, Stretch, mean_latency
+from .load import Load, Traffic
+from .verdict import LEAST_BLOCKS, MOST_BLOCKS, Interval, level
+
+WARM_UP_S, SHORTEST_S, ANEW_S = 15.0, 10.0, 60.0
+"""Of a stretch: before it is known how long answers take, at least, and on a server
+that is empty when it begins."""
+LOOK_S = 0.5
+
+
+class Site(Protocol):
+    """Where servers come from."""
+
+    is_switched: bool
+    """Whether one server takes all policies."""
+
+    def serve(self, policy: str) -> AbstractContextManager[Endpoint]:
+        """A server that takes the load."""
+        ...
+
+
+class Times(NamedTuple):
+    """How long a trial takes, in seconds."""
+
+    least: float
+    most: float
+    stretch: float | None = None
+    """None: three times as long as an answer takes."""
+
+
+Show = Callable[[str, float], None]
+"""Is told what is known, and which share of the time has passed."""
+
+
+class Switchback:
+    """The stretches of a trial; what is known of them, also if it is interrupted."""
+
+    def __init__(
+        self, site: Site, load: Load, policies: Sequence[str], times: Times
+    ) -> None:
+        """Runs nothing yet.
+
+        Args:
+            site: where servers come from.
+            load: what is sent.
+            policies: names; the first is what the others are compared with.
+            times: how long.
+        """
+        self.policies = policies
+        self.measured = Measured()
+        """As it was when it was looked at last."""
+        self.scrapes: dict[str, Scrape] = {}
+        """Of each policy, at the end of its last stretch."""
+        self.block_s = 0.0
+        self.begin = self.end = time.perf_counter()
+        self._site, self._load, self._times = site, load, times
+        self._random = random.Random(load.args.seed)
+        self._answers: list[Answer] = []
+        self._ticks: dict[int, float] = defaultdict(float)
+        self._stretches: list[Stretch] = []
+        self._most = MOST_BLOCKS
+        self._looked = 0
+        self._before: str | None = None
+        self._traffic: Traffic
+        self._endpoint: Endpoint
+
+    @property
+    def judged(self) -> Measured:
+        """The blocks of which all is known."""
+        return self.measured.whole_blocks(len(self.policies))
+
+    def intervals(self) -> dict[str, Interval]:
+        """Of each policy's latency over the first's, by what a look may find."""
+        found, (base, *others) = self.judged, self.policies
+        both = level(found.blocks, self._most)
+        return {policy: found.ratio(policy, base, both=both) for policy in others}
+
+    async def run(self, show: Show) -> None:
+        """Runs until all is known, or the time is over.
+
+        Raises:
+            UsageError: a request failed, or a server ended or has another policy.
+        """
+        self.begin = time.perf_counter()
+        async with AsyncExitStack() as stack:
+            length = self._times.stretch or ANEW_S
+            if self._site.is_switched:
+                await self._open(stack)
+                length = await self._warm_up(show)
+            for block in itertools.count():
+                begin = time.perf_counter()
+                for policy in self._random.sample(self.policies, len(self.policies)):
+                    await self._stretch(block, policy, length)
+                    self._look(show)
+                    if self._is_known():
+                        break
+                else:
+                    if block == 0:
+                        self._plan(time.perf_counter() - begin, length)
+                    if block + 1 < self._most:
+                        continue
+                break
+        self._look(show)
+
+    async def _open(self, stack: AsyncExitStack, policy: str | None = None) -> None:
+        """Has a server, and the load on its way to it."""
+        served = served_name(policy or self.policies[0])
+        self._endpoint = stack.enter_context(self._site.serve(served))
+        sending = self._load.sending(self._endpoint)
+        ready = await stack.enter_async_context(sending)
+        self._traffic = await stack.enter_async_context(Traffic(ready))
+        self._traffic.answers, self._traffic.ticks = self._answers, self._ticks
+        self.measured = replace(
+            self.measured, clients=ready.clients, limits=ready.limits
+        )
+
+    async def _warm_up(self, show: Show) -> float:
+        """Each policy once, which learn the device; how long a stretch is to be."""
+        policies, usual = self.policies, self._times.stretch
+        for number in itertools.count():
+            policy = policies[number % len(policies)]
+            show(f"warming up with {policy}", 0.0)
+            begin = await self._take(policy)
+            self._traffic.begin(-1 - number)
+            await self._wait(begin + (usual or WARM_UP_S))
+            enough = len(self._answers) > 2 * (self.measured.clients or 0)
+            if number + 1 >= len(policies) and enough:
+                break
+        # Without those that came together at the beginning.
+        latency = mean_latency(self._answers[len(self._answers) // 2 :])
+        length = usual or max(SHORTEST_S, 3 * latency)
+        washout = min(latency, length / 2)
+        self.measured = replace(self.measured, washout=washout)
+        return length
+
+    def _plan(self, lasts: float, length: float) -> None:
+        """How many blocks there may be, which what a look may find depends on."""
+        left = self._times.most - (time.perf_counter() - self.begin)
+        most = 1 + max(0, round(left / lasts))
+        self._most = max(LEAST_BLOCKS, min(most, MOST_BLOCKS))
+        self.block_s = lasts
+        if not self._site.is_switched:
+            washout = min(mean_latency(self._answers), length / 2)
+            self.measured = replace(self.measured, washout=washout)
+
+    async def _stretch(self, block: int, policy: str, length: float) -> None:
+        async with AsyncExitStack() as stack:
+            if not self._site.is_switched:
+                await self._open(stack, policy)
+            before, begin = self._before, await self._take(policy)
+            self._traffic.begin(block)
+            await self._wait(begin + length)
+            end = time.perf_counter()
+            scrape = await asyncio.to_thread(
+                self._endpoint.figures, served_name(policy)
+            )
+            self.scrapes[policy] = scrape
+        self._stretches.append(Stretch(block, policy, before, begin, end))
+
+    async def _take(self, policy: str) -> float:
+        """Has the server take a policy, and tells when it has."""
+        if self._site.is_switched:
+            await asyncio.to_thread(self._endpoint.switch, served_name(policy))
+            self._before = policy
+        return time.perf_counter()
+
+    async def _wait(self, until: float) -> None:
+        """Waits, and watches the server and the requests.
+
+        Raises:
+            UsageError: a request failed, or the server ended.
+        """
+        while (left := until - time.perf_counter()) > 0:
+            await asyncio.sleep(min(LOOK_S, left))
+            self._endpoint.watch()
+            if self._traffic.failure:
+                raise UsageError(f"a request failed: {self._traffic.failure}.")
+
+    def _look(self, show: Show) -> None:
+        self.end = time.perf_counter()
+        self.measured = replace(
+            self.measured,
+            answers=[*self._answers],
+            ticks=self._ticks,
+            waiting=[*self._traffic.under_way.values()],
+            stretches=[*self._stretches],
+        )
+        parts = [f"{self.judged.blocks} blocks"]
+        for policy, found in self.intervals().items():
+            if math.isfinite(found.half):
+                mean, low, high = found.ratios
+                parts.append(f"{policy} {mean:.2f} ({low:.2f} to {high:.2f})")
+        show(", ".join(parts), (self.end - self.begin) / self._times.most)
+
+    def _is_known(self) -> bool:
+        """Whether all policies differ from the first; asked once a block."""
+        blocks = self.judged.blocks
+        if blocks <= self._looked:
+            return False
+        self._looked = blocks
+        if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.least:
+            return False
+        return all(found.differs for found in self.intervals().values())
+
+
+def names_of(policies: Sequence[str]) -> list[str]:
+    """The policies; one that is given again, to see what is noise, has a number."""
+    return [
+        policy if policy not in policies[:place] else f"{policy}#{place + 1}"
+        for place, policy in enumerate(policies)
+    ]
+
+
+def served_name(policy: str) -> str:
+    """What a server calls it."""
+    return policy.partition("#")[0]
