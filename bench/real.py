@@ -288,7 +288,7 @@ class Bench:
                 ]
         divisor = WINDOWS[cell.of].divisor if cell.of in WINDOWS else 1
         names = "date", "blocks", "stretch_seconds", "washout_seconds", "requests"
-        names += "exchange_us", "learned_seconds", "waiting_share", "carry_over"
+        names += "exchange_us", "learned_seconds", "carry_over"
         return {
             **{"name": cell.folder, **cell._asdict(), "divided by": divisor},
             "prompt": round(statistics.fmean(each[1] for each in answers)),

@@ -482,20 +482,18 @@ def real(results: Results) -> Rows:
 
 
 def real_costs(results: Results) -> Rows:
-    """What was learned in each cell that was run, and how long ranks waited."""
+    """What was learned in each cell that was run, and how long an exchange took."""
     parts = "decode", "own", "shared", "padding", "attention"
-    rows: Rows = [["requests", *parts, "exchange", "waits, `off` → `adaptive`"]]
+    rows: Rows = [["requests", *parts, "exchange"]]
     machine = ""
     for name, cell in measured(results):
         if machine != name:
             rows.append([f"**{name}**", *("" for _ in rows[0][1:])])
             machine = name
-        learned, waits = cell["learned_seconds"], cell["waiting_share"]
+        learned = cell["learned_seconds"]
         costs = (f"{1e3 * learned[part]:.0f}" for part in parts)
-        shares = (waits.get(name) for name in ("off", "adaptive"))
-        said = ("unknown" if each is None else f"{each:.0%}" for each in shares)
         exchange = f"{cell['exchange_us'] / 1e3:.1f}"
-        rows.append([real_place(cell), *costs, exchange, " → ".join(said)])
+        rows.append([real_place(cell), *costs, exchange])
     return rows
 
 

@@ -268,6 +268,7 @@ def everyday():
     yield from settings("waves", "pauses", "switches", events=1)
     yield Setting("cap", "sync", "waves")
     yield Setting("cap", "async", "losses")
+    yield Setting("adaptive", "async", "resizes", ranks=3, events=1)
 
 
 def whole():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from stub_wheels import write_stub
+from vllm_balance import verify
 from vllm_balance.build_info import load_build_info
 from vllm_balance.installed import Installed
 from vllm_balance.verify import verify_installation
@@ -53,3 +54,15 @@ def test_pips_option_target_is_an_installation(tmp_path):
     (folder / "bin/vllm").write_text("another")
     (finding,) = verify_installation(info, [main])
     assert finding.startswith(f"{folder}/bin/vllm: expected as it was built, found mod")
+
+
+def test_of_many_findings_the_first_are_printed_and_the_rest_counted(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(verify, "load_build_info", lambda: SimpleNamespace(wheel="w"))
+    findings = [f"file {number}: wrong" for number in range(14)]
+    monkeypatch.setattr(verify, "verify_installation", lambda *_: findings)
+    assert verify.run(SimpleNamespace()) == 1
+    *first, last = capsys.readouterr().err.splitlines()
+    assert first == findings[:10]
+    assert last.startswith("4 more; run this again")

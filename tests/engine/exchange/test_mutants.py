@@ -1,17 +1,23 @@
-"""Faults put into gate, exchange, switch and hooks by hand: each must be found."""
+"""Faults put into gate, exchange, switch and hooks by hand: each is found."""
 
 import contextlib
+import gc
 import inspect
 import textwrap
 from unittest import mock
 
+import pytest
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
 from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 from vllm.v1.engine.core import DPEngineCoreProc
 
+from explore import Explorer, Setting, replay
 from vllm_balance.core.policies.simple import Cap
+from world import controlled
+
+BOUND = "2 ranks, 2 events"
 
 OWNERS = {
     each.__name__: each
@@ -103,3 +109,23 @@ def mutated(*changes):
             found[name].source = code
             stack.enter_context(mock.patch.object(owner, name, found[name]))
         yield
+
+
+@pytest.fixture(autouse=True)
+def in_control():
+    gc.disable()
+    with controlled():
+        yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_broken_by_hand_is_found_and_replayed(name):
+    setting, changes = MUTANTS[name]
+    with mutated(*changes):
+        found = Explorer(Setting.of(f"{setting}, {BOUND}")).depth_first()
+        print(name, found)
+        assert found.fault
+        run = f"{found.setting}: {'; '.join(found.run)}"
+        assert replay(run).fault == found.fault
+    assert not replay(run).fault

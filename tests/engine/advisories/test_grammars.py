@@ -4,12 +4,16 @@ Everything here is harmless to a compiler: a limit is lowered, or a compiler is 
 """
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
 
+import psutil
 import pytest
 from vllm.fixes import grammars
 from vllm.fixes.client_checks import FailedGrammar
+from vllm.fixes.trial import compile_for_bytes
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -109,13 +113,27 @@ def test_a_compiler_that_takes_too_long_is_given_up(moe_model, monkeypatch):
 
 
 @pytest.fixture
-def processor(moe_model):
+def processor(moe_model, monkeypatch):
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 500)  # of a busy machine
     processor = InputProcessor(with_backend(moe_model, "auto"))
     yield processor
     trial = getattr(processor, "balance_trial", None)
-    if trial is not None and trial.process is not None:
-        trial.process.stdin.close()
+    if trial is not None and trial.process.poll() is None:
+        trial.control.close()
         assert trial.process.wait(60) == 0, "it ends with who began it"
+
+
+BEGINS = "import pickle, socket; c = socket.socket(fileno=0)"
+GETS_ONE = "pickle.load(c.makefile('rb')); c.send(b'ready'); socket.recv_fds(c, 1, 1)"
+
+
+def program(text):
+    return (sys.executable, "-c", text)
+
+
+def asked(trial, seconds=60, **constraint):
+    """What a trial says; None if it did not survive."""
+    return asyncio.run(trial.ask(StructuredOutputsParams(**constraint), seconds))
 
 
 def checked(processor, **constraint):
@@ -127,67 +145,129 @@ def checked(processor, **constraint):
 def test_what_a_trial_does_not_survive_is_refused(processor, monkeypatch):
     """GHSA-rwxx-mrjm-wc2m: the next one has a trial of its own."""
     with monkeypatch.context() as stopped:
-        begins = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps('ready'))"
-        stopped.setattr(grammars, "_PROGRAM", ("-c", begins))
+        stopped.setattr(grammars, "_PROGRAM", program(f"{BEGINS}; {GETS_ONE}"))
         with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
             checked(processor, json=LONG)
     assert grammars.was_checked(checked(processor, json=LONG))
 
 
 def test_what_cannot_be_tried_is_checked_as_by_upstream(processor, monkeypatch):
-    monkeypatch.setattr(grammars, "_PROGRAM", ("-c", ""))
+    monkeypatch.setattr(grammars, "_PROGRAM", program(""))
     assert not grammars.was_checked(checked(processor, json=LONG))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_trial_says_what_upstream_does(moe_model, backend):
-    config = with_backend(moe_model, backend)
-    trial = grammars._Trial(config.model_config, config.structured_outputs_config)
+    processor = InputProcessor(with_backend(moe_model, backend))
+    trial = grammars._Trial(processor)
     for constraint in (
         {"json": LONG},
         {"regex": "[ab]c"},
         {"choice": ["a"]},
         {"structural_tag": TAG},
     ):
-        told = trial.ask(StructuredOutputsParams(**constraint), 60)
+        told = asked(trial, **constraint)
         try:
-            expected = vars(constrained(config, **constraint).structured_outputs)
+            params = constrained(processor.vllm_config, **constraint)
+            expected = vars(params.structured_outputs)
         except ValueError as error:
             expected = str(error)
+        else:
+            compile_for_bytes(params.structured_outputs)
         assert told == expected
-    assert isinstance(trial.ask(StructuredOutputsParams(regex="("), 60), str)
-    trial.process.stdin.close()
+    assert isinstance(asked(trial, regex="("), str)
+    trial.control.close()
     assert trial.process.wait(60) == 0
 
 
-def test_a_trial_has_limited_time_and_memory(moe_model, monkeypatch):
-    """What compiles is made slow, then large, in the process itself."""
-    config = with_backend(moe_model, "auto")
-    slowed = """
-import time
+COMPILES = """
+import os, time
 from vllm.fixes import trial
 def compile_for_bytes(constraint):
     what, _, count = constraint.regex.partition("=")
     if what == "size":
         bytes(int(count))
-    else:
-        while time.process_time() < int(count):
-            pass
+    if what == "file":
+        open(count, "w").write(str(os.getpid()))
+    while what != "size" and time.process_time() < int(count if what == "time" else 99):
+        pass
 trial.compile_for_bytes = compile_for_bytes
 trial.main()
 """
-    monkeypatch.setattr(grammars, "_PROGRAM", ("-c", slowed))
+"""A trial in which it is a compiler that is slow, or large."""
+
+
+@pytest.fixture
+def slowed(processor, monkeypatch):
+    monkeypatch.setattr(grammars, "_PROGRAM", program(COMPILES))
     monkeypatch.setattr(grammars, "TRIAL_BYTES", 1 << 28)
-    trial = grammars._Trial(config.model_config, config.structured_outputs_config)
+    processor.balance_trial = grammars._Trial(processor)
+    return processor.balance_trial
 
-    def ask(regex, seconds):
-        return trial.ask(StructuredOutputsParams(regex=regex), seconds)
 
-    assert ask("time=0", 60) is not None
-    assert ask("size=1000", 60) is not None
-    assert ask("size=1000000000", 60) is None
-    assert trial.process is None
-    assert ask("time=600", 1) is None
+def test_a_trial_has_limited_time_and_memory(slowed):
+    assert asked(slowed, regex="time=0") is not None
+    first = slowed.process
+    assert asked(slowed, regex="size=1000") is not None
+    assert asked(slowed, regex="size=1000000000") is None
+    assert asked(slowed, 1, regex="time=600") is None
+    assert asked(slowed, regex="time=0") is not None
+    assert slowed.process is first, "the next one need not wait for a new process"
+
+
+def test_a_trial_ends_with_who_asked(slowed, tmp_path):
+    """And makes room for the next, which else would wait for what nobody wants."""
+    files = [tmp_path / str(i) for i in range(2 * grammars.TRIALS)]
+
+    async def hang_up():
+        for file in files:
+            constraint = StructuredOutputsParams(regex=f"file={file}")
+            asking = asyncio.create_task(slowed.ask(constraint, 90))
+            while not file.exists() or not file.read_text():
+                await asyncio.sleep(0.01)
+            asking.cancel()
+
+    asyncio.run(asyncio.wait_for(hang_up(), 60))
+    for file in files:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(file.read_text())).wait(30)
+
+
+def test_who_waits_too_long_for_others_is_told_so(slowed, processor, monkeypatch):
+    assert asked(slowed, regex="time=0") is not None
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 1)
+    monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
+
+    async def ask_beside_others():
+        slow = StructuredOutputsParams(regex="time=90")
+        others = [
+            asyncio.create_task(slowed.ask(slow, 90)) for _ in range(grammars.TRIALS)
+        ]
+        await asyncio.sleep(0)
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=LONG))
+        with pytest.raises(ValueError, match="waited 2 s for others"):
+            await grammars.check_beside(processor, params)
+        for other in others:
+            other.cancel()
+
+    asyncio.run(ask_beside_others())
+
+
+def test_a_trial_that_does_not_begin_is_given_up(processor, monkeypatch):
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 1)
+    monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(grammars, "_PROGRAM", program("import time; time.sleep(90)"))
+        with pytest.raises(ValueError, match="waited 2 s"):
+            checked(processor, json=LONG)
+    assert processor.balance_trial.process.wait(30) < 0
+
+
+def test_a_trial_that_was_killed_begins_anew(slowed):
+    for _ in range(2):
+        assert asked(slowed, regex="time=0") is not None
+        slowed.process.kill()
+        slowed.process.wait(60)
 
 
 @pytest.mark.parametrize(

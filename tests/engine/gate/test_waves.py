@@ -2,7 +2,7 @@
 
 The long run, about one wave a second::
 
-    ENV/bin/pytest tests/engine/test_waves.py --waves 5000 --timeout 0 -rP
+    ENV/bin/pytest tests/engine/gate/test_waves.py --waves 5000 --timeout 0 -rP
 """
 
 import random
@@ -128,6 +128,44 @@ def ranks_with_the_model(engine_class, model, policy, **arguments):
     }
     arguments = loop_arguments(model, **defaults | arguments)
     return Ranks(3, engine_class, **arguments)
+
+
+STOPS = {
+    "pause": (("pause_scheduler", "keep", False), ("resume_scheduler",)),
+    "sleep": (("sleep", 1, "keep"), ("wake_up",)),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stop_clears_what_was_decided(moe_model, stop):
+    """Rank 0 is full when all stop, so that `cap` holds; nobody knows it afterwards."""
+
+    class Witness(LoopEngine):
+        def _record(self, output):
+            new = [request.req_id for request in output.scheduled_new_reqs]
+            admits = self.scheduler.balance_gate.decision.admit
+            self.trace.steps.append((self.current_wave, self.step_counter, admits, new))
+            if self.current_wave == 0:
+                time.sleep(0.1)  # so that the stop comes long before the end
+
+    stopping, starting = STOPS[stop]
+    with Ranks(
+        2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap")
+    ) as ranks:
+        for number in range(4):
+            ranks.submit(0, f"long-{number}", 10, 200)
+        for _ in range(2):  # answered when they have come in, and after another step
+            ranks.call("is_scheduler_paused")
+        ranks.call(*stopping)
+        ranks.submit(1, "late", 10, 20)
+        ranks.call(*starting)
+        ranks.drain()
+        (full, _), (other, _) = ranks.stop()
+    *_, last_before = (step for step in full.steps if step[0] == 0)
+    first_after = next(step for step in other.steps if step[0] == 1)
+    assert last_before[2:] == (False, [])
+    assert first_after == (1, 0, True, ["late"])
+    assert full.finished == 4
 
 
 def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):

@@ -1,27 +1,17 @@
-"""Every interleaving up to a bound, and that it finds what is broken by hand."""
+"""Every interleaving up to a bound: `docs/interleavings.md`."""
 
-import gc
 import json
 import random
 import subprocess
 import sys
 
 import pytest
+from test_mutants import BOUND, in_control
 from vllm import __version__
 
-from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, replay, world_of
-from mutants import MUTANTS, mutated
-from world import controlled
+from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, world_of
 
-BOUND = "2 ranks, 2 events"
-
-
-@pytest.fixture(autouse=True)
-def _worlds():
-    gc.disable()
-    with controlled():
-        yield
-    gc.enable()
+__all__ = ["in_control"]
 
 
 @pytest.mark.parametrize("setting", [*everyday()], ids=str)
@@ -29,18 +19,6 @@ def test_nothing_hangs_whatever_comes_first(setting):
     found = Explorer(setting).depth_first()
     print(found)
     assert not found.fault, str(found)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_what_is_broken_by_hand_is_found_and_replayed(name):
-    setting, changes = MUTANTS[name]
-    with mutated(*changes):
-        found = Explorer(Setting.of(f"{setting}, {BOUND}")).depth_first()
-        print(name, found)
-        assert found.fault
-        run = f"{found.setting}: {'; '.join(found.run)}"
-        assert replay(run).fault == found.fault
-    assert not replay(run).fault
 
 
 def test_off_calls_what_upstream_calls():

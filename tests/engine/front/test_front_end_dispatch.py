@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from schedulers import engine_config
-from test_front_end_model import front_end, made
+from test_front_end import front_end, made
 from vllm_balance.core.dispatch import TO_ATTEND
 
 RANKS = 3
@@ -141,7 +141,7 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
     ids=["adapter", "salt"],
 )
 def test_a_prompt_with_an_adapter_or_a_salt_is_another_prompt(moe_model, of):
-    """The turns of a trial have salts: none is sent where another's prompts are."""
+    """Parts of a trial's load have salts: none is sent where another's prompts are."""
 
     async def serve():
         adapted = {

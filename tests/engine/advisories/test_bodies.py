@@ -33,7 +33,7 @@ def read(parts, *headers):
             taken.append(message["body"])
 
     asyncio.run(
-        bodies.LimitBodies(app)({"type": "http", "headers": headers}, receive, None)
+        bodies.limit_bodies(app)({"type": "http", "headers": headers}, receive, None)
     )
     return b"".join(taken)
 
@@ -90,5 +90,5 @@ def test_what_is_no_request_passes():
     async def app(*arguments):
         called.append(arguments)
 
-    asyncio.run(bodies.LimitBodies(app)({"type": "websocket"}, len, print))
+    asyncio.run(bodies.limit_bodies(app)({"type": "websocket"}, len, print))
     assert called == [({"type": "websocket"}, len, print)]

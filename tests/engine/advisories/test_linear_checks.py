@@ -17,14 +17,14 @@ TEXTS = {
 }
 CHECKS = {
     "levels": client_checks._levels,
-    "characters": lambda text: grammars._characters([text] * 2, 1 << 40),
+    "characters": lambda text: grammars._text([text] * 2),
     "repeats": grammars._OFTEN.search,
     "grammars of a body": lambda text: bodies.check_grammars(
         json.dumps({"prompt": text}).encode()
     ),
 }
 LISTS = {
-    "characters": lambda each: grammars._characters(each, 1 << 40),
+    "characters": grammars._text,
     "levels": client_checks._levels,
     "prompts": lambda each: request_checks.check_prompts({"prompt": each}),
     "token ids": request_checks.check_token_ids,

@@ -49,7 +49,7 @@ def test_help_names_the_options_of_each_verb(inside):
     status, said, _ = inside("--help")
     assert status in (0, None)
     assert said.startswith("usage: vllm-balance ")
-    for verb, option in (("trial", "--rounds"), ("simulate", "--cost-preset")):
+    for verb, option in (("trial", "--minutes"), ("simulate", "--cost-preset")):
         for question in ("--help", "-h"):
             status, said, _ = inside(verb, question)
             assert status in (0, None)

@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_balance import reference
-from vllm_balance.reference.limits import check_sampling
+from vllm_balance.reference.limits import check, check_sampling
 from vllm_balance.reference.platform import KV_CACHE_BYTES
 from vllm_balance.reference.worker import ReferenceWorker
 
@@ -100,6 +100,14 @@ NGRAM_GPU = {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "method": "ngr
 def test_refuses(options, message, moe_model):
     with pytest.raises(ValueError, match=message):
         EngineArgs(str(moe_model), **options).create_engine_config()
+
+
+def test_refuses_drafts_that_are_made_all_at_once(moe_model):
+    ngram = {**NGRAM_GPU, "method": "ngram"}
+    config = EngineArgs(str(moe_model), speculative_config=ngram).create_engine_config()
+    config.speculative_config.parallel_drafting = True
+    with pytest.raises(ValueError, match=r"parallel_drafting: .* one token after"):
+        check(config)
 
 
 def test_refuses_the_second_model_runner(moe_model, monkeypatch):
