@@ -86,10 +86,10 @@ async def check_beside(processor: Any, params: Any) -> None:
     try:
         asked = processor.balance_trial.ask(of, seconds or 0)
         told = await asyncio.wait_for(asked, longest)
-    except asyncio.TimeoutError:
+    except (asyncio.TimeoutError, BlockingIOError):
         raise ValueError(
-            f"structured_outputs waited {longest} s for others that are as large; try "
-            "again later"
+            "this server has too many large structured_outputs to check these within "
+            f"{longest} s; try again later"
         ) from None
     except (OSError, RuntimeError) as error:  # also if it is too deep to be sent
         logger.error("Structured outputs are checked without limits: %s", error)
@@ -172,10 +172,10 @@ class _Trial:
                     await self._begin()
             link, theirs = socket.socketpair()
             with link:
-                with theirs:
-                    socket.send_fds(self.control, [b"."], [theirs.fileno()])
                 link.setblocking(False)
                 try:
+                    with theirs:
+                        socket.send_fds(self.control, [b"."], [theirs.fileno()])
                     await loop.sock_sendall(link, order)
                     while part := await loop.sock_recv(link, 1 << 20):
                         told += part
