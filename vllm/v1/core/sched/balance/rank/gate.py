@@ -213,6 +213,7 @@ class BalanceGate:
         limits = limits_of(self._scheduler)
         self._exchange.join(group, limits, tell_clients, apart=self._sends_early)
         self._group = group
+        self._is_sent = False  # a row on its way to ranks that have left
         self._policies.clear()
         self._choose(self.name)
         self._rows.forget_steps()
