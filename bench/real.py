@@ -213,7 +213,7 @@ def refuse_other_times(folder: Path, clients: int) -> None:
             raise ToolError(
                 f"{path}: expected {clients} requests within {TOGETHER_S:g} s of the "
                 f"first, found the last of them {late:.1f} s later: they were sent at "
-                "other times than the cell says; delete it when that is mended"
+                "other times than the cell says; delete it when that is fixed"
             )
 
 

@@ -18,9 +18,9 @@ MOST_S = 100
 
 def without_fixes():
     """Takes the checks of the patches out, before anything of vLLM imports them."""
-    from vllm.fixes import bodies, grammars, request_checks, survival
+    from vllm.fixes import bodies, client_checks, grammars, request_checks
 
-    for module in (bodies, grammars, request_checks, survival):
+    for module in (bodies, grammars, request_checks, client_checks):
         for name in vars(module):
             if name.startswith("check_"):
                 setattr(module, name, lambda *_: None)

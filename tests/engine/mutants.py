@@ -58,7 +58,7 @@ a hold that never ends (cap, sync, switches)
 a hold admits on one rank (align, sync, waves)
     PrefillPermit.holds: not self._allowance.stops_admission => name.endswith('1')
 a switch one step early on one rank (cap, sync, switches)
-    BalanceGate.request_policy: is_busy = => self.switch.request(wish); self.switch.use_policy(self.switch.wanted); is_busy =
+    BalanceGate.request_policy: is_busy = => self.switch.request(wish); self.switch.follow(self.switch.wish, 0, 0); is_busy =
 a switch to the rank's own wish (cap, sync, switches)
     BalanceGate._end_step: max(snapshot.wish) => self.switch.wish
 a switched rank rests by what it has (cap, sync, switches)

@@ -1,7 +1,4 @@
-"""The pages: links lead somewhere, commands are taken, and two READMEs agree.
-
-Tables that are made of results are compared in `test_bench.py`.
-"""
+"""The pages: links lead somewhere, commands are taken, and two READMEs agree."""
 
 import re
 import shlex

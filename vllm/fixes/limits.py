@@ -41,10 +41,10 @@ def too_large(field: str, what: str, most: int, name: str) -> RefusalError:
     )
 
 
-def in_one_sentence(exc: Any, errors: Any) -> tuple[Any, Any]:
+def keep_only_refusal(exc: Any, errors: Any) -> tuple[Any, Any]:
     """The `RefusalError` alone, if one is among the errors.
 
-    Upstream sends all that the errors have, twice: a body that is too large, too.
+    Upstream's answer repeats the input of each error, also a body that is too large.
     """
     for error in errors:
         refusal = error.get("ctx", {}).get("error")

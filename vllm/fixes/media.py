@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 PIXELS = "VLLM_MAX_IMAGE_PIXELS"
 MOST_PIXELS = limit(PIXELS, 178_956_970)
-"""Twice what Pillow warns of; there it refuses. Some models turn that off for all."""
+"""At which Pillow itself refuses. Some models turn that off for the whole process."""
 
 DOWNLOAD = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB"
 MOST_DOWNLOAD_MB = limit(DOWNLOAD, 256)
 _MB = 1 << 20
 
 SPEECH = 4
-"""Times the bytes that decoded speech may have, and any number of seconds: it is cut
-into chunks, and so much is the most that an upload has at the usual rates of bits."""
+"""Decoded speech may have so many times `MOST_AUDIO`, which is the most that an upload
+decodes to at usual bit rates, and any duration, as it is cut into chunks."""
 _is_speech = ContextVar("is_speech", default=False)
 
 DURATION = "VLLM_MAX_AUDIO_DECODE_DURATION_S"

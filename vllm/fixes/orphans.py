@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Ends processes whose parent has ended, and keeps its signals out of forked ones.
-
-A front-end that is killed tells nobody: upstream's ranks and coordinator live on.
-"""
+"""Ends processes whose parent has ended, and keeps its signals out of forked ones."""
 
 import multiprocessing
 import os
@@ -23,11 +20,11 @@ _PERIOD_S = 0.5
 def end_with_parent() -> None:
     """From now on this process and its own end when its parent has ended.
 
-    A front-end that is killed tells nobody. Its ranks and its coordinator would live
-    on, with their memory, and forked ones with the socket on which clients connect.
-    Only `multiprocessing` starts such. No pipe or signal tells it surely: processes
-    that the parent forks later hold the write ends of the earlier ones' pipes, and the
-    kernel's signal on a parent's death means the thread that forked.
+    A front-end that is killed tells nobody. Its ranks and its coordinator, which
+    `multiprocessing` started, would live on with their memory, and forked ones with the
+    socket on which clients connect. Neither a pipe nor a signal tells a parent's death
+    reliably: processes that the parent forks later hold the write ends of earlier
+    pipes, and the kernel's signal follows the thread that forked.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -48,7 +45,7 @@ def end_with_parent() -> None:
 
 
 @cache
-def untie_forked_signals() -> None:
+def reset_wakeup_fd_in_children() -> None:
     """Makes processes that are forked from now on forget this one's event loop.
 
     It hears of signals through a descriptor, which `fork` copies. When a rank has died,

@@ -32,9 +32,9 @@ def check_prompts(body: Any, *fields: str, times: int = 1) -> None:
     most, name = times * MOST_PROMPTS, PROMPTS
     if times > 1:
         name = f"{times} times {PROMPTS}"
-    found = body if isinstance(body, dict) else {f: getattr(body, f, 0) for f in fields}
+    given = body if isinstance(body, dict) else {f: getattr(body, f, 0) for f in fields}
     for field in fields or ("prompt", "prompt_embeds"):
-        prompts = found.get(field)
+        prompts = given.get(field)
         # A list of numbers is the tokens of one prompt.
         if not isinstance(prompts, list) or not 0 < most < len(prompts):
             continue
@@ -43,7 +43,7 @@ def check_prompts(body: Any, *fields: str, times: int = 1) -> None:
 
 
 def check_inputs(request: Any) -> None:
-    """The same for requests of which nothing is generated: batches are larger there."""
+    """As `check_prompts`, for pooling requests, whose batches are larger."""
     fields = "input", "data_1", "data_2", "documents", "items", "texts", "inputs"
     check_prompts(request, *fields, times=8)
 
@@ -83,8 +83,8 @@ def check_embeddings(model_config: "ModelConfig", prompt: Any) -> None:
 def keep_sparse_checks() -> None:
     """Checks every sparse tensor from now on.
 
-    Upstream turns the check on for each load and then back as it was. That is a flag of
-    the process: where two loads overlap, the end of one takes it from the other.
+    Upstream sets this flag of the process for each load, and then resets it: where two
+    loads overlap, the end of one takes it from the other.
     """
     torch.sparse.check_sparse_tensor_invariants.enable()
 
@@ -92,8 +92,8 @@ def keep_sparse_checks() -> None:
 def check_prompt_logprobs(vllm_config: "VllmConfig", params: Any) -> None:
     """Refuses prompt_logprobs where a prefill instance has computed the prompt.
 
-    Only a rank that computes a prompt can tell them, and a connector that fetches it
-    cannot be told that it shall not: some then end their rank.
+    Only a rank that computes the prompt has them. A connector cannot be told not to
+    fetch it, and some connectors end their rank.
     """
     if not params.skip_reading_prefix_cache:
         return
@@ -111,15 +111,15 @@ def check_prompt_logprobs(vllm_config: "VllmConfig", params: Any) -> None:
 def computes_its_prompt(connector: Any) -> Any:
     """A KV connector that gives nothing to requests whose whole prompt is computed.
 
-    Such a request wants `prompt_logprobs`, which only that can tell; of tokens that
-    come from a store they would be whatever the memory holds. As with the local cache,
-    which is not read for them. The connector still hears of the request.
+    Such a request asks for `prompt_logprobs`. Of tokens that come from a store, these
+    would be values of unrelated memory; upstream does not read the local cache for them
+    either. The connector still hears of the request.
     """
     find = connector.get_num_new_matched_tokens
 
     def find_unless_computed(request: Any, *computed: Any) -> tuple[int | None, bool]:
-        found: tuple[int | None, bool] = find(request, *computed)
-        return (0, False) if request.skip_reading_prefix_cache else found
+        matched: tuple[int | None, bool] = find(request, *computed)
+        return (0, False) if request.skip_reading_prefix_cache else matched
 
     connector.get_num_new_matched_tokens = find_unless_computed
     return connector
@@ -162,6 +162,6 @@ def without_padding(request: Any, drafts: list[int]) -> list[int]:
 
 
 def keep_salt(first: Any, following: Any) -> None:
-    """Gives the prompt of a following turn the salt of the first."""
+    """Gives the prompt after a tool call the salt of the first one."""
     if salt := first.get("cache_salt"):
         following["cache_salt"] = salt

@@ -2,16 +2,19 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Ends an API server that has lost its engines: clients get errors, nothing is left.
 
-Upstream kills its engines at once when it is told to stop, and then takes down the
-task that would have told the waiting requests. If no rank has answered them in between,
-uvicorn waits without limit for streams that nobody feeds any more. It notices neither
-that the coordinator has ended, nor, in an API server that is not the first process,
-that the first one has, nor, where it has no rank of its own, that those on other hosts
-are gone. And it exits with 0, so that nobody restarts it; with 1 where it was told to
-stop, if one of its forked ranks ends while it looks who else has the port.
+Upstream fails to do so in four ways:
 
-All of this is so with balance off, too, and so it is fixed there. A program that has
-the server in an event loop of its own is left alone.
+- Told to stop, it kills its engines first, and then the task that would have told the
+  waiting requests. Uvicorn waits without limit for their streams, which nobody feeds.
+- It does not notice that its coordinator has ended; nor, in an API server that is not
+  the first process, that the first one has; nor, without a rank of its own, that the
+  ranks on other hosts have.
+- It exits with 0 then, so that nothing restarts it.
+- It exits with 1 where it was told to stop, if one of its forked ranks ends while it
+  looks for another process at its port.
+
+All of this is so with balance off, too, and is fixed there. A program that runs the
+server in an event loop of its own is left alone.
 """
 
 import asyncio
@@ -26,7 +29,6 @@ from typing import TYPE_CHECKING
 import psutil
 import zmq
 from vllm import envs
-from vllm.fixes.survival import drop_unknown_ends
 from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
 from zmq.utils.monitor import parse_monitor_message
@@ -70,7 +72,6 @@ def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
 
 def end_with_engines(llm: "AsyncLLM") -> None:
     """Ends the server when its engines have ended or must end."""
-    drop_unknown_ends(llm.input_processor.generation_config_fields, llm.model_config)
     if not _is_command():
         return
     task = asyncio.create_task(_watch(llm))

@@ -15,7 +15,7 @@ from balance_tools.advisories.table import (
     AdvisoryState,
     Answer,
     Table,
-    is_mended,
+    is_fixed,
     load_advisories,
     patched_in,
 )
@@ -113,13 +113,13 @@ def test_evidence_that_is_not_so_is_found():
 def test_each_patch_names_advisories_of_the_table_and_the_release_that_has_them():
     for name, (package, patch) in patches().items():
         assert set(patch.header.advisories) <= IDS.keys(), name
-        said = patch.header.get("Mended-In")
+        said = patch.header.get("Fixed-In")
         if said is not None and package == "vllm":
             for one in (IDS[id_] for id_ in patch.header.advisories):
-                assert one.mended_in(Version(said)), f"{name}: {one.id}"
+                assert one.is_fixed_in(Version(said)), f"{name}: {one.id}"
 
 
-def test_what_is_mended_here_has_a_test_that_is_there():
+def test_what_is_fixed_here_has_a_test_that_is_there():
     for name in patched_in(PATHS.root, LOCK):
         file, _, function = IDS[name].test.partition("::")
         path = PATHS.root / file
@@ -165,7 +165,7 @@ def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround
     left = Advisory(
         "y", severity, "<2", "what", workaround=workaround, unverified="why"
     )
-    answers = [Answer(fixed, AdvisoryState.MENDED), Answer(left, AdvisoryState.OPEN)]
+    answers = [Answer(fixed, AdvisoryState.FIXED), Answer(left, AdvisoryState.OPEN)]
     text = summary(answers)
     assert text.startswith("**1 are fixed here, 0 do not apply, and 1 are open**: ")
     assert said in text
@@ -178,7 +178,7 @@ def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround
     [
         ("0.24.0", True, AdvisoryState.NOT_AFFECTED),
         ("0.25.0", False, AdvisoryState.OPEN),
-        ("0.29.1", True, AdvisoryState.MENDED),
+        ("0.29.1", True, AdvisoryState.FIXED),
         ("0.30.0rc1", False, AdvisoryState.UPSTREAM),
         ("0.30.0", True, AdvisoryState.UPSTREAM),
     ],
@@ -200,14 +200,14 @@ def test_a_reason_holds_inside_of_the_range_alone():
     assert states == [AdvisoryState.NOT_AFFECTED, AdvisoryState.UPSTREAM]
 
 
-def test_only_a_patch_that_says_so_is_mended_by_a_release():
-    assert not is_mended(parse_patch("x.patch", b"Origin: vendor\n\n"), "9999")
+def test_only_a_patch_that_says_so_is_fixed_by_a_release():
+    assert not is_fixed(parse_patch("x.patch", b"Origin: vendor\n\n"), "9999")
 
 
 def test_a_patch_that_names_no_release_is_refused():
-    patch = parse_patch("x.patch", b"Mended-In: soon\n\n")
-    with pytest.raises(ToolError, match=r"x\.patch: Mended-In: expected a release"):
-        is_mended(patch, "0.24.0")
+    patch = parse_patch("x.patch", b"Fixed-In: soon\n\n")
+    with pytest.raises(ToolError, match=r"x\.patch: Fixed-In: expected a release"):
+        is_fixed(patch, "0.24.0")
 
 
 @pytest.mark.parametrize(

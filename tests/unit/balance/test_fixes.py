@@ -26,7 +26,7 @@ def imported(text):
 
 def callers():
     """By a caller's name in the table, its text."""
-    series = ROOT.glob("patches/vllm/data-parallel-balance-*.patch")
+    series = ROOT.glob("patches/vllm/*.patch")
     found = {path.name.rpartition("-")[2]: path.read_text() for path in series}
     for path in FOLDER.glob("*/*.py"):
         found[f"{path.parent.name}.{path.stem}"] = path.read_text()

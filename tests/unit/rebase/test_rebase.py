@@ -191,7 +191,7 @@ def test_an_empty_patch_of_the_line_leaves_it_out(root, tmp_path):
 
 def test_a_patch_that_a_release_mends_is_left_out_there(root, tmp_path):
     """Upstream has made another hook of it, which would not be found as ours."""
-    field = f"Advisory: {CLOSED}\nMended-In: 2.0\nRelies-On"
+    field = f"Advisory: {CLOSED}\nFixed-In: 2.0\nRelies-On"
     edit(root / "patches/vllm/exchange.patch", "Relies-On", field)
     edit(root / "patches/vllm/hold.patch", "Relies-On", f"Advisory: {OTHER}\nRelies-On")
     assert (
@@ -202,7 +202,7 @@ def test_a_patch_that_a_release_mends_is_left_out_there(root, tmp_path):
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 0
     said = report(root, "2.0")
     assert "| vllm | exchange.patch | untouched, left out |" in said
-    assert "- left out: mended in 2.0" in said
+    assert "- left out: fixed in 2.0" in said
     assert f"2.0 closes 1 of 1.0: {CLOSED}." in said
     assert f"| {OTHER} | low | fixed here |" in said
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"

@@ -34,7 +34,7 @@ END = "<!-- end -->"
 WORST = ("critical", "high")
 TITLES = {
     AdvisoryState.OPEN: ("Open", "what to do"),
-    AdvisoryState.MENDED: ("Fixed here", "the patch, and what fails without it"),
+    AdvisoryState.FIXED: ("Fixed here", "the patch, and what fails without it"),
     AdvisoryState.NOT_AFFECTED: ("Not affected", "why"),
 }
 
@@ -69,7 +69,7 @@ def summary(pin: Sequence[Answer]) -> str:
     left = _count(worst, AdvisoryState.OPEN)
     unverified = sum(bool(each.advisory.unverified) for each in pin)
     text = (
-        f"**{_count(pin, AdvisoryState.MENDED)} are fixed here, "
+        f"**{_count(pin, AdvisoryState.FIXED)} are fixed here, "
         f"{_count(pin, AdvisoryState.NOT_AFFECTED)} do not apply, and {len(is_open)} "
         f"are open**: {len(aided)} with a workaround"
     )
@@ -126,7 +126,7 @@ def _said(answer: Answer, patches: dict[str, str]) -> str:
     text, remark = answer.text, answer.advisory.remark
     if answer.advisory.unverified:
         remark = f"unverified: {answer.advisory.unverified}"
-    if answer.state is AdvisoryState.MENDED:
+    if answer.state is AdvisoryState.FIXED:
         test = re.sub(r"^(?:\w+/)*", "", text)
         text = f"{patches[answer.advisory.id]}, [{test}]({text.partition('::')[0]})"
     return f"{text}. *{remark[0].upper()}{remark[1:]}*" if remark else text

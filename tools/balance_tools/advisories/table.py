@@ -1,6 +1,6 @@
 """The table advisories.toml: what is published of vLLM, and what holds for a release.
 
-Which advisories a patch mends stands in the patch: fields `Advisory`, and `Mended-In`,
+Which advisories a patch mends stands in the patch: fields `Advisory`, and `Fixed-In`,
 the release of its package from which on the patch is left out. So the table need not
 change when a patch comes or goes.
 """
@@ -36,7 +36,7 @@ class AdvisoryState(Enum):
     """What holds for one advisory in one release, as people read it."""
 
     OPEN = "open"
-    MENDED = "fixed here"
+    FIXED = "fixed here"
     NOT_AFFECTED = "not affected"
     UPSTREAM = "fixed upstream"
 
@@ -73,7 +73,7 @@ class Advisory:
         """Whether the release is in the range."""
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
-    def mended_in(self, release: Version) -> bool:
+    def is_fixed_in(self, release: Version) -> bool:
         """Whether the release is newer than all that are affected."""
         ends = (one for one in SpecifierSet(self.affected) if "<" in one.operator)
         return not all(one.contains(release, prereleases=True) for one in ends)
@@ -92,7 +92,7 @@ class Answer:
         one = self.advisory
         texts = {
             AdvisoryState.OPEN: one.workaround or "nothing is known",
-            AdvisoryState.MENDED: one.test,
+            AdvisoryState.FIXED: one.test,
             AdvisoryState.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
             AdvisoryState.UPSTREAM: f"affected: {one.affected}",
         }
@@ -113,37 +113,37 @@ class Table:
 
 
 def _state(one: Advisory, release: Version, patched: Collection[str]) -> AdvisoryState:
-    if one.mended_in(release):
+    if one.is_fixed_in(release):
         return AdvisoryState.UPSTREAM
     if not one.affects(release):
         return AdvisoryState.NOT_AFFECTED
     if one.id in patched:
-        return AdvisoryState.MENDED
+        return AdvisoryState.FIXED
     return AdvisoryState.NOT_AFFECTED if one.not_affected else AdvisoryState.OPEN
 
 
-def is_mended(patch: Patch, version: str) -> bool:
+def is_fixed(patch: Patch, version: str) -> bool:
     """Whether a release of the patch's package needs the patch no more.
 
     Raises:
         ToolError: the patch names no release.
     """
-    said = patch.header.get("Mended-In")
+    said = patch.header.get("Fixed-In")
     try:
         return said is not None and Version(version) >= Version(said)
     except InvalidVersion:
         raise ToolError(
-            f"{patch.name}: Mended-In: expected a release such as 0.30.0, found "
+            f"{patch.name}: Fixed-In: expected a release such as 0.30.0, found "
             f"{said!r}; write the first that needs the patch no more"
         ) from None
 
 
-def mended_by(patches: Iterable[Patch], version: str) -> set[str]:
+def fixed_by(patches: Iterable[Patch], version: str) -> set[str]:
     """The advisories that the patches of a package mend in one release of it."""
     return {
         name
         for patch in patches
-        if not is_mended(patch, version)
+        if not is_fixed(patch, version)
         for name in patch.header.advisories
     }
 
@@ -157,7 +157,7 @@ def patched_in(root: Path, lock: Lock, left_out: Collection[str] = ()) -> set[st
     for package, artifact in lock.packages.items():
         series = load_series(root / "patches" / package)
         patches = [patch for patch in series.patches if patch.name not in left_out]
-        found |= mended_by(patches, artifact.version)
+        found |= fixed_by(patches, artifact.version)
     return found
 
 

@@ -42,7 +42,7 @@ def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list
         new.advisory.id
         for old, new in zip(before, after, strict=True)
         if new.state is AdvisoryState.UPSTREAM
-        and old.state in (AdvisoryState.OPEN, AdvisoryState.MENDED)
+        and old.state in (AdvisoryState.OPEN, AdvisoryState.FIXED)
     ]
     lines = [
         "",

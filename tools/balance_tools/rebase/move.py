@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance_tools.advisories.table import is_mended
+from balance_tools.advisories.table import is_fixed
 from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.hooks.model import FileVerdict, PatchResult, PatchStatus, worst
@@ -104,13 +104,9 @@ def move_series(
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
         mine = own.get(key, patch)
-        mended = is_mended(patch, version)
-        if mine is None or mended:
-            why = (
-                f"mended in {patch.header.get('Mended-In')}"
-                if mended
-                else "by a person"
-            )
+        fixed = is_fixed(patch, version)
+        if mine is None or fixed:
+            why = f"fixed in {patch.header.get('Fixed-In')}" if fixed else "by a person"
             said = (f"left out: {why}",)
             results.append(
                 PatchResult(*key, PatchStatus.UNTOUCHED, (), said, dropped=True)

@@ -160,7 +160,7 @@ def _source(advisory: str) -> Document:
 
 IN_WORDS = {
     AdvisoryState.OPEN: ("exploitable", "affected"),
-    AdvisoryState.MENDED: ("resolved_with_pedigree", "fixed"),
+    AdvisoryState.FIXED: ("resolved_with_pedigree", "fixed"),
     AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
     AdvisoryState.UPSTREAM: ("resolved", "fixed"),
 }
@@ -177,7 +177,7 @@ def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
         state = UNKNOWN[number]
     if answer.state is AdvisoryState.NOT_AFFECTED:
         why = {"justification": (ABSENT if one.lacks else UNUSED)[number]}
-    fails = " fails without the patch" * (answer.state is AdvisoryState.MENDED)
+    fails = " fails without the patch" * (answer.state is AdvisoryState.FIXED)
     return one, state, why, answer.text + fails
 
 

@@ -65,8 +65,8 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
     ):
         raise ValueError(
             f"--data-parallel-dispatch {dispatch}: there is one rank for each API, so "
-            "that whoever calls it chooses the rank. Set --data-parallel-size without "
-            "external load balancing, or remove the flag."
+            "its clients choose the rank. Set --data-parallel-size without external "
+            "load balancing, or remove the flag."
         )
     if policy == "off":
         return
@@ -172,7 +172,7 @@ def _class_that_ignores_the_gate(cls: type) -> type | None:
 
 
 def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None:
-    """Turns a legacy switch of the plugin into `--data-parallel-balance cap`.
+    """Makes a legacy switch of the plugin mean `--data-parallel-balance cap`.
 
     The switches are the environment variable VLLM_ASCEND_BALANCE_SCHEDULING and
     `enable_balance_scheduling` in `additional_config`, at its top level (the plugin

@@ -2,14 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The board in shared memory by which the API servers of a host know of each other.
 
-The process that starts them hands it to them. It has no name; whoever may read the
-memory of the servers, as all processes of the user may, can read it. Each server writes
-its own row, and reads all; nobody locks anything, or waits for anybody: what is read
-half-written costs one choice. Imports nothing else of vllm.
+The process that starts them hands it to them. It has no name, and can be read by every
+process that may read the memory of the servers, as all of the same user may. Each
+server writes its own row, and reads all, without a lock: a half-written row costs one
+choice of a rank. Imports nothing else of vllm.
 
-What that loses: a prompt is published once it is computed, so that two servers which
-get the same new one meanwhile may have it computed on two ranks. And while a server is
-stopped, its ended requests still count on their ranks: others send less there.
+A prompt is published once it is computed, so two servers that get the same new one
+before may have it computed on two ranks. While a server is stopped, its ended requests
+still count on their ranks, and others send less there.
 """
 
 from argparse import Namespace

@@ -67,7 +67,7 @@ def create_balance_dispatch(client: "DPLBAsyncMPClient") -> "BalanceDispatch | N
 
 
 PROMPTS_KNOWN = 8
-"""Prompts whose hashes are kept: front-ends send no more than these in turns."""
+"""Prompts whose hashes are kept: front-ends alternate between fewer."""
 
 
 class PromptHasher:

@@ -71,7 +71,7 @@ class BalanceGate:
         self._follow_switch()
 
     def _follow_switch(self) -> None:
-        self._timing.is_off = self.switch.policy is None
+        self._timing.set_off(self.switch.policy is None)
         self.stats.set_policy(self.switch.name)
 
     def reset(self) -> None:
@@ -131,10 +131,10 @@ class BalanceGate:
             self._before_step(group, wave, step + 1)
 
     def end_step(self) -> None:
-        """Ends a step of a rank alone; in a group, `exchange` does that later."""
+        """Ends a step of a rank alone; in a group, `exchange_for` does that later."""
         if isinstance(self._exchange, SelfExchange):
-            switch = self.switch
-            self._timing.is_off = switch.policy is None and switch.wanted == switch.name
+            # Nobody waits for its row, so it need not wait to follow a wish.
+            self._timing.set_off(self.switch.policy is None and self.switch.is_followed)
             self._end_step(None, 0, 0, self._scheduler.has_unfinished_requests())
 
     def _end_step(

@@ -34,12 +34,12 @@ def identity_of(vllm_config: "VllmConfig") -> str:
     parallel_config = vllm_config.parallel_config
     policy = parallel_config.data_parallel_balance
     given = [(flag, getattr(parallel_config, o)) for o, flag in BALANCE_OPTIONS.items()]
-    said = " ".join(f"{flag} {value}" for flag, value in given if value)
+    flags = " ".join(f"{flag} {value}" for flag, value in given if value)
     if policy == "off":
-        return said
+        return flags
     sent = "before" if sends_early(vllm_config) else "after"
     return (
-        f"{said} (balance code {code_version()}, steps in flight "
+        f"{flags} (balance code {code_version()}, steps in flight "
         f"{vllm_config.max_concurrent_batches}, rows sent {sent} a step)"
     )
 
@@ -47,9 +47,9 @@ def identity_of(vllm_config: "VllmConfig") -> str:
 def sends_early(vllm_config: "VllmConfig") -> bool:
     """Whether rows travel while their step is computed.
 
-    Then a decision knows neither who ended in the step nor who came meanwhile, which
-    costs less than rows that go between hosts while all devices wait. With asynchronous
-    scheduling a step is computed meanwhile in any case.
+    A decision then knows neither the requests that end in the step nor those that come
+    in it. Between hosts that costs less than devices which wait for rows. With
+    asynchronous scheduling a step is computed meanwhile in any case.
     """
     parallel_config = vllm_config.parallel_config
     local = parallel_config.data_parallel_size_local
@@ -82,8 +82,7 @@ def check_identity(
 ) -> list[tuple[int, ...]]:
     """Tells the other ranks what this one is, and compares, in the store of the group.
 
-    A rank for which nothing was chosen only tells it: others may differ, but if any of
-    them balances, it finds that out.
+    A rank with balance off only tells it: if another one balances, that one refuses.
 
     Returns:
         The limits of all ranks, where these compare.
@@ -100,21 +99,21 @@ def check_identity(
         return []
     try:
         store.wait(keys, timedelta(seconds=seconds))
-        said = [each.decode().split("\n") for each in store.multi_get(keys)]
+        answers = [each.decode().split("\n") for each in store.multi_get(keys)]
     except RuntimeError as error:
         raise RuntimeError(
             f"Data parallel balance: rank {me} has waited {seconds:g} s at most for "
             "the others to say which policy they have. One has ended, which its log "
             "explains, or is of a vLLM without it; install the same wheel for all."
         ) from error
-    for rank, (found, *_) in enumerate(said):
-        if found != mine:
+    for rank, (theirs, *_) in enumerate(answers):
+        if theirs != mine:
             raise RuntimeError(
-                f"Data parallel rank {rank} has {found}, rank {me} has {mine}. Such "
+                f"Data parallel rank {rank} has {theirs}, rank {me} has {mine}. Such "
                 "ranks would wait for each other for ever; start all of them with the "
                 "same arguments and the same wheel."
             )
-    return [tuple(map(int, limits)) for _, *limits in said]
+    return [tuple(map(int, limits)) for _, *limits in answers]
 
 
 class RowExchange:
@@ -243,9 +242,7 @@ class SelfExchange(RowExchange):
         """Nobody else need know what it does."""
 
     def send(self, row: Row) -> None:
-        """Keeps the row."""
         self._row = row
 
     def receive(self) -> Snapshot:
-        """The snapshot of its own row."""
         return Snapshot.from_rows([self._row], [self._own_limits()])

@@ -146,7 +146,6 @@ class BalanceStats:
         self._values["held_seconds"].extend(seconds)
 
     def observe_held_step(self) -> None:
-        """This rank held back a request in a step."""
         self._held_steps += 1
 
     def take(self, load: dict[str, int]) -> dict[str, Any]:
@@ -207,13 +206,13 @@ class DPBalanceProm:
                     metric.observe(value)
 
     def _values(
-        self, field: str, found: Any, engine_idx: int
+        self, field: str, reported: Any, engine_idx: int
     ) -> Iterator[tuple[Any, float]]:
         metric = self._metrics[field]
         if field in _LABELS:
             labels = self._labelvalues[engine_idx]
-            for *more, value in found:
+            for *more, value in reported:
                 yield metric.labels(*labels, *more), value
         else:
-            for value in found if isinstance(found, list) else [found]:
+            for value in reported if isinstance(reported, list) else [reported]:
                 yield metric[engine_idx], value

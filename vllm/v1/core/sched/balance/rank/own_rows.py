@@ -32,12 +32,8 @@ class OwnRows(RowMaker):
     ) -> None:
         """Reads nothing yet: a scheduler makes its gate before its KV cache.
 
-        Args:
-            scheduler: the rank's.
-            permit: knows what the last pass refused.
-            switch: knows the policy, and which is asked for.
-            short_first: the policies with which short prompts pass long ones.
-            ttft: limit of first tokens in seconds; 0 is none.
+        With the policies in `short_first`, short prompts pass long ones; `ttft` is the
+        limit of first tokens in seconds, 0 for none.
         """
         super().__init__(ttft)
         self._scheduler, self._permit = scheduler, permit
@@ -50,13 +46,7 @@ class OwnRows(RowMaker):
         self._reads: SchedulerReads | None = None
 
     def read(self, wave: int, step: int, now: float) -> Row:
-        """The state now, and the step that ended last.
-
-        Args:
-            wave: number of the wave.
-            step: number of the step in it.
-            now: seconds of `time.monotonic`.
-        """
+        """The state `now` (seconds of `time.monotonic`), and what the last step did."""
         scheduler, permit = self._scheduler, self._permit
         if self._switch.name in self._short_first and not self.is_sorted:
             put_in_order(scheduler, self._order, self.pending)

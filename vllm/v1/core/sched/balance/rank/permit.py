@@ -23,9 +23,9 @@ class PrefillPermit:
     """Holds and clips the prefills of a step, and knows what became of them.
 
     A waiting request whose KV cache a connector has loaded, up to one block, is never
-    held: next to nothing of its prompt is left to compute. With a connector, a hold
-    comes after its lookup, so that it delays no load; what the lookup found is kept
-    until the request is let pass, and nobody is asked again in every step.
+    held: next to nothing of its prompt is left to compute. A hold comes after the
+    connector's lookup, so that it delays no load. The result is kept until the request
+    is let pass, so that the connector is not asked in every step.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -113,9 +113,9 @@ class PrefillPermit:
     def _refused(self, last: Request) -> Refusal:
         """The request that was clipped last, if the pass found no blocks for it.
 
-        If that still waits, it found none, unless its encoder inputs or a Mamba layer
-        wanted more tokens than this step had left: the next may have them. What found
-        no place for another reason stays pending.
+        A request that was clipped and still waits found no blocks, unless its encoder
+        inputs or a Mamba layer needed more tokens than the step had left: the next step
+        may have them. A request that waits for another reason stays pending.
         """
         scheduler, name = self._scheduler, last.request_id
         if (
@@ -216,8 +216,8 @@ class PrefillPermit:
     def _is_uncut(self, request: Request) -> bool:
         """Whether upstream may want more of a prompt at once than one token.
 
-        Where it does, and whether it does in this part of the prompt, is not looked at:
-        few models want it, and whole parts are as with balance off.
+        In which parts of the prompt is not checked: few models have any, and a whole
+        part is computed as with balance off.
         """
         scheduler = self._scheduler
         uncut: bool = scheduler.need_mamba_block_aligned_split or (

@@ -82,8 +82,8 @@ class SchedulerReads:
             free -= self._num_full * -(-decodes // self._size)
         else:
             free = sys.maxsize
-        # What waits for more than a place is promoted by upstream, also in a hold.
-        ready = (each for each in in_turn(scheduler) if each.status in _READY)
+        # Upstream promotes what waits for more than a slot, also in a hold.
+        ready = (each for each in in_order(scheduler) if each.status in _READY)
         waiting = islice(ready, slots)
         return self._work.read(begun, waiting, free, refusal, known)
 
@@ -102,8 +102,9 @@ class SchedulerReads:
     def _find(self, request: Request, before: Prompt | None) -> tuple[int, int]:
         """Tokens that are cached, and the blocks of them that a request uses.
 
-        In a window of attention fewer may be cached, which is not looked at. Blocks are
-        evicted from the end of a prompt, and who uses one mostly uses those before it.
+        In a window of attention fewer may be cached, which is not checked. Blocks are
+        evicted from the end of a prompt, and a request that uses one uses those before
+        it, too.
         """
         hashes = request.block_hashes
         end = min(len(hashes), (request.num_tokens - 1) // self._size)
@@ -112,26 +113,26 @@ class SchedulerReads:
         def is_unused(index: int) -> bool:
             return not find(hashes[index], group)[0].ref_cnt
 
-        found = 0
+        hits = 0
         if before and before.computed:
-            found = min(end, before.computed // self._size + self._drops)
-        while found and not find(hashes[found - 1], group):
-            found -= 1
-        while found < end and find(hashes[found], group):
-            found += 1
-        used = found = max(0, found - self._drops)
-        if found and is_unused(found - 1):
-            used = 0 if is_unused(0) else bisect_left(range(found), True, key=is_unused)
-        return found * self._size, used
+            hits = min(end, before.computed // self._size + self._drops)
+        while hits and not find(hashes[hits - 1], group):
+            hits -= 1
+        while hits < end and find(hashes[hits], group):
+            hits += 1
+        used = hits = max(0, hits - self._drops)
+        if hits and is_unused(hits - 1):
+            used = 0 if is_unused(0) else bisect_left(range(hits), True, key=is_unused)
+        return hits * self._size, used
 
 
 HEADS = 64
-"""Requests of a heap that are looked at: its first elements are about those that are
-next. A queue's own iterator would copy and sort all of it."""
-_TURN = attrgetter("priority", "arrival_time", "request_id")
+"""Requests of a heap that are read: its first elements are nearly those that come next.
+A queue's own iterator would copy and sort all of it."""
+_PRIORITY = attrgetter("priority", "arrival_time", "request_id")
 
 
-def in_turn(scheduler: "Scheduler") -> Iterable[Request]:
+def in_order(scheduler: "Scheduler") -> Iterable[Request]:
     """The waiting requests in the order in which the scheduler looks at them.
 
     In a pause it looks at none, and from 0.32 on at those that hold KV blocks.
@@ -147,8 +148,8 @@ def in_turn(scheduler: "Scheduler") -> Iterable[Request]:
         list(islice(each._heap, HEADS)) if each else [] for each in (first, waiting)
     ]
     if not is_later:
-        return sorted(chain(*heaps), key=_TURN)
-    return chain.from_iterable(sorted(heap, key=_TURN) for heap in heaps)
+        return sorted(chain(*heaps), key=_PRIORITY)
+    return chain.from_iterable(sorted(heap, key=_PRIORITY) for heap in heaps)
 
 
 def free_blocks(scheduler: "Scheduler") -> int:

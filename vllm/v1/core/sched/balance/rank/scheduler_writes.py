@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """All that balance scheduling changes in upstream's scheduler and engine core.
 
-Every other file of `rank` only reads them; `test_writes.py` looks at that. So whoever
-asks what the gate may do to a queue, or moves it to another release, reads this file.
+Every other file of `rank` only reads them, which `test_scheduler_writes.py` checks. So
+this file has all that the gate may do to a queue.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,6 @@ class SetAside:
         self._requests: list[tuple[RequestQueue, Request]] = []
 
     def take(self, queue: RequestQueue) -> None:
-        """Takes the head of a queue."""
         self._requests.append((queue, queue.pop_request()))
 
     def put_back(self) -> None:

@@ -34,9 +34,9 @@ class PolicySwitch:
             self.policy.reset()
 
     @property
-    def wanted(self) -> str:
-        """The policy that was asked for last."""
-        return wished(self.wish)
+    def is_followed(self) -> bool:
+        """Whether the policy is the one that was asked for last."""
+        return wished(self.wish) == self.name
 
     def request(self, wish: int) -> dict[str, object]:
         """Notes a wish, which the ranks follow from their next exchange on.
@@ -45,7 +45,7 @@ class PolicySwitch:
             the policy now, the one that is wished for, and the newest wish.
         """
         self.wish = max(self.wish, wish)
-        return {"policy": self.name, "wanted": self.wanted, "wish": self.wish}
+        return {"policy": self.name, "wanted": wished(self.wish), "wish": self.wish}
 
     def follow(self, wish: int, wave: int, step: int) -> bool:
         """Takes the newest wish of all ranks' rows, which all of them do in this step.

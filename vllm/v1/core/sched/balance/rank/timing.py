@@ -26,8 +26,7 @@ class AfterStep:
         self.exchange = exchange
         self.group: dist.ProcessGroup | None = None
         """The one that was joined last."""
-        self.is_off = False
-        """Whether no rank can hold anything before the next exchange."""
+        self._is_off = False
         self._is_first = False
         self.reset()
 
@@ -35,6 +34,10 @@ class AfterStep:
         """Forgets the steps so far, as at the end of a wave or of a lost group."""
         self.waits_since = 0.0
         """When this rank began to wait for rows, in seconds of `time.monotonic`."""
+
+    def set_off(self, is_off: bool) -> None:
+        """Whether no rank can hold anything before the next exchange."""
+        self._is_off = is_off
 
     def join(
         self,
@@ -48,7 +51,7 @@ class AfterStep:
         self._is_first = True
 
     def _skips_exchange(self, step: int) -> bool:
-        return self.is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
+        return self._is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
 
     def before_step(
         self, group: dist.ProcessGroup, step: int, make_row: Callable[[], Row]

@@ -40,8 +40,8 @@ LONG_S = 2.0
 """Seconds after which a rank shows its stack: what lasts longer may be a hang."""
 
 PATIENCE = 4
-"""A rank is silent if its heartbeat is the same in so many readings that follow one
-another. Readings, not seconds: a slow store slows the reader, too."""
+"""A rank is silent if its heartbeat is the same in so many readings in a row. Readings,
+not seconds: a slow store slows the reader, too."""
 
 LONG_SILENCE = 10
 """Readings in half a time-out; then the watch ends a process that waits for it."""
@@ -69,15 +69,15 @@ class RankStatus(NamedTuple):
     def text(self, rank: int, size: int) -> str:
         """The content of the status file."""
         stack = _main_stack() if self.lasts() > LONG_S else ""
-        found = {"rank": rank, "size": size, **self._asdict()}
-        return json.dumps({**found, "seen": time.monotonic(), "stack": stack})
+        status = {"rank": rank, "size": size, **self._asdict()}
+        return json.dumps({**status, "seen": time.monotonic(), "stack": stack})
 
 
 class Heartbeats:
     """What the ranks of a group say in its store: how far they are, and that they live.
 
-    The store lives in the process of rank 0, and if that was stopped, a call may never
-    return. So a thread of its own calls it.
+    The store is in the process of rank 0. A call of it may never return where that was
+    stopped, so a thread of its own makes them.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Heartbeats:
         self._store, self._status = store, status
         self._rank, self._size = rank, size
         self._unanswered = 0
-        self._said, self._same = [""] * size, [0] * size
+        self._beats, self._repeats = [""] * size, [0] * size
         self._ended = threading.Event()
 
     def start(self, period: float) -> None:
@@ -113,15 +113,15 @@ class Heartbeats:
             if self._ended.wait(period):
                 return
 
-    def hear(self, said: Sequence[str]) -> None:
+    def hear(self, beats: Sequence[str]) -> None:
         """Notes what the store has: the last heartbeat of each rank."""
-        for rank, (before, now) in enumerate(zip(self._said, said, strict=True)):
-            self._same[rank] = self._same[rank] + 1 if before == now else 0
-        self._said = [*said]
+        for rank, (before, now) in enumerate(zip(self._beats, beats, strict=True)):
+            self._repeats[rank] = self._repeats[rank] + 1 if before == now else 0
+        self._beats = [*beats]
 
     def silent(self, periods: int = PATIENCE) -> list[int]:
-        """The ranks that said nothing new for so long; rank 0, if its store did not."""
-        counts = [max(self._same[0], self._unanswered), *self._same[1:]]
+        """Ranks without a new heartbeat for so long, and rank 0 without an answer."""
+        counts = [max(self._repeats[0], self._unanswered), *self._repeats[1:]]
         return [r for r, n in enumerate(counts) if n >= periods and r != self._rank]
 
     def blame(self) -> str:
@@ -134,7 +134,7 @@ class Heartbeats:
 
     def _behind(self) -> list[int]:
         _, *here, _ = self._status()
-        places = [[int(n) for n in said.split()[1:]] for said in self._said]
+        places = [[int(n) for n in beat.split()[1:]] for beat in self._beats]
         return [rank for rank, place in enumerate(places) if place and place < here]
 
 
@@ -272,10 +272,10 @@ def _open_file() -> int | None:
 def _main_stack() -> str:
     """The innermost functions of the main thread, each with its file and line."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found: list[str] = []
-    while frame is not None and len(found) < _FRAMES:
+    frames: list[str] = []
+    while frame is not None and len(frames) < _FRAMES:
         code = frame.f_code
         file = "/".join(code.co_filename.split("/")[-2:])
-        found.append(f"{code.co_name}({file}:{frame.f_lineno})")
+        frames.append(f"{code.co_name}({file}:{frame.f_lineno})")
         frame = frame.f_back
-    return " < ".join(found)
+    return " < ".join(frames)

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 from vllm.entrypoints.serve import instrumentator
 from vllm.entrypoints.serve.instrumentator import basic
-from vllm.v1.core.sched.balance.front.operators import KEY, PATH
+from vllm.v1.core.sched.balance.front.policy_route import KEY, PATH
 from vllm.v1.core.sched.balance.rank.timing import EXCHANGE_EVERY_WHEN_OFF
 
 from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
@@ -165,7 +165,7 @@ class SwitchingEngine(SwitchedEngine):
         known = gate.switch._policies, rows.pending, since, prompts
         most = max(trace.collectives["known"], sum(map(len, known)))
         trace.collectives["known"] = most
-        if gate.switch.name == gate.switch.wanted:
+        if gate.switch.is_followed:
             rng = random.Random(self.step_counter + self.dp_rank)
             # `off` seldom: the ranks hear of no wish for 32 steps then.
             others = [

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from vllm.fixes import grammars
-from vllm.fixes.survival import FailedGrammar
+from vllm.fixes.client_checks import FailedGrammar
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 

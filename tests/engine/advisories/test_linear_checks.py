@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from vllm.fixes import bodies, grammars, request_checks, survival
+from vllm.fixes import bodies, client_checks, grammars, request_checks
 
 COUNT = 20_000
 TEXTS = {
@@ -16,7 +16,7 @@ TEXTS = {
     "classes": lambda count: "[ab]{3}" * count,
 }
 CHECKS = {
-    "levels": survival._levels,
+    "levels": client_checks._levels,
     "characters": lambda text: grammars._characters([text] * 2, 1 << 40),
     "repeats": grammars._OFTEN.search,
     "grammars of a body": lambda text: bodies.check_grammars(
@@ -25,7 +25,7 @@ CHECKS = {
 }
 LISTS = {
     "characters": lambda each: grammars._characters(each, 1 << 40),
-    "levels": survival._levels,
+    "levels": client_checks._levels,
     "prompts": lambda each: request_checks.check_prompts({"prompt": each}),
     "token ids": request_checks.check_token_ids,
 }

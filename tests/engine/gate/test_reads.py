@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from vllm.v1.core.sched.balance.rank.reads import (
-    in_turn,
+    in_order,
     max_admitted,
 )
 from vllm.v1.core.sched.balance.rank.scheduler_writes import keep_prefill_interval
@@ -138,7 +138,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     gate = scheduler.balance_gate
     assert not gate.holds(loaded)
     assert gate.holds(partly), "384 tokens are left to compute"
-    queue = [request.request_id for request in in_turn(scheduler)]
+    queue = [request.request_id for request in in_order(scheduler)]
     if hasattr(scheduler, "kv_holding_waiting"):  # they come first
         assert queue == ["partly", "loaded", "high", "middle", "low", "last"]
     else:
@@ -146,7 +146,7 @@ def test_a_held_request_blocks_none_that_is_not_held(moe_model):
     assert not gate.clip(partly, 384, 16)
     loaded.num_computed_tokens = 0  # no blocks were allocated in this test
     assert not step(scheduler).num_scheduled_tokens
-    assert [request.request_id for request in in_turn(scheduler)] == queue
+    assert [request.request_id for request in in_order(scheduler)] == queue
 
 
 def test_what_upstream_had_no_room_for_is_pending_once_more_is_free(moe_model):

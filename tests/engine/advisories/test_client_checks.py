@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from vllm.exceptions import VLLMValidationError
-from vllm.fixes import survival
-from vllm.fixes.survival import check_client, drop_unknown_ends
+from vllm.fixes import client_checks
+from vllm.fixes.client_checks import check_client, drop_unknown_ends
 from vllm.sampling_params import SamplingParams
 
 TOKENS = SimpleNamespace(get_vocab_size=lambda: 10)
@@ -55,7 +55,7 @@ def test_structured_output_that_asks_for_nothing_is_refused(nothing):
 
 
 def test_a_schema_of_more_levels_than_the_limit_is_refused(monkeypatch):
-    monkeypatch.setattr(survival, "MOST_LEVELS", 2)
+    monkeypatch.setattr(client_checks, "MOST_LEVELS", 2)
     two, three = {"items": {"title": "[[["}}, {"items": {"items": {}}}
     for form in (lambda schema: schema, json.dumps):
         check_client(params(constraint(json=form(two))), TOKENS)

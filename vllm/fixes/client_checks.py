@@ -29,15 +29,15 @@ _TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
 """Fields of a request with which logits are indexed."""
 
 MOST_LEVELS = 100
-"""Levels of a schema. The front-end takes time with their cube, and answers nobody
+"""Levels of a schema. The front-end's time grows with their cube, and it answers nobody
 meanwhile."""
 
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-"""A text, or what begins one that does not end, so that it is looked at only once."""
+"""A string, or the beginning of one without an end, so that each is read only once."""
 
 
 def _levels(schema: object) -> int:
-    """How deep a JSON schema is nested, as a text or parsed."""
+    """How deep a JSON schema is nested, which may be parsed."""
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
     except RecursionError:
@@ -123,7 +123,7 @@ def check_resize(client: "EngineClient") -> None:
         )
 
 
-def fails_alone(grammar: Any) -> Any:
+def isolate_compile_error(grammar: Any) -> Any:
     """The grammar of a request, or its future: a `FailedGrammar` if there is none.
 
     Upstream raises the compiler's error in `schedule`, which ends the engine and with

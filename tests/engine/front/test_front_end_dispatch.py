@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from schedulers import engine_config
-from test_front_end_model import front_end, made
+from test_front_end import front_end, made
 from vllm_balance.core.dispatch import TO_ATTEND
 
 RANKS = 3
@@ -267,5 +267,5 @@ def test_without_a_cache_prefixes_do_not_count(moe_model):
     "outside", [{}, {"data_parallel_size": 2, "data_parallel_rank": 0}]
 )
 def test_a_dispatch_needs_ranks_to_choose_among(moe_model, outside):
-    with pytest.raises(ValueError, match="whoever calls it chooses the rank"):
+    with pytest.raises(ValueError, match="its clients choose the rank"):
         engine_config(moe_model, data_parallel_dispatch="tokens", **outside)

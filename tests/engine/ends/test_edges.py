@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -93,8 +92,6 @@ def test_what_ends_the_watch_of_a_server_is_told(monkeypatch):
 
     class Broken:
         vllm_config = None
-        model_config = SimpleNamespace(get_vocab_size=lambda: 9)
-        input_processor = SimpleNamespace(generation_config_fields={})
 
     async def watched(llm):
         server_end.end_with_engines(llm)

@@ -38,15 +38,15 @@ async def _policy(request: Request) -> dict[str, Any]:
         check_ranks(name, ranks, ranks.is_moe_model)
     except ValueError as error:
         raise HTTPException(409, str(error)) from None
-    # All ranks get the same number, and so does an operator who asks at the same time:
-    # whoever asks later has a larger one.
+    # All ranks get the same number, and a later request has a larger one. Of two
+    # operators who ask at once both may have the same.
     newest = (await call("balance_policy"))["wish"]
     return await call("balance_policy", next_wish(newest, name))
 
 
-def _check_key(said: str) -> None:
+def _check_key(header: str) -> None:
     expected = f"Bearer {key_of(KEY)}"
-    if not hmac.compare_digest(said.encode(), expected.encode()):
+    if not hmac.compare_digest(header.encode(), expected.encode()):
         raise HTTPException(401, f"expected the operators' key, the server's {KEY}")
 
 

@@ -51,7 +51,7 @@ def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():
 def test_the_end_of_a_wave_forgets_prompts_that_were_put_in_order():
     """No two events lead there: a prompt must wait beside a free slot."""
     world = world_of(Setting.of(f"adaptive, sync, waves, {BOUND}"))
-    world.engines[0].gate._order._prompts["request-0"] = None
+    world.engines[0].gate._rows._order._prompts["request-0"] = None
     world.take("request 0 1")
     world.budget = 0
     while options := world.options():

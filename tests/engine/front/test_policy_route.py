@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from vllm.config import ParallelConfig
-from vllm.v1.core.sched.balance.front import operators
+from vllm.v1.core.sched.balance.front import policy_route
 
 from hostile_clients import rank_pids
 from test_greedy_equality import CAP, assert_equal
@@ -128,7 +128,7 @@ def test_a_key_is_read_without_its_newline_or_refused_before_a_model_is_loaded(
 ):
     """With which files and Secrets end; a server with such a key refused everybody."""
     monkeypatch.setenv(KEY, f"{SECRET[KEY]}\n")
-    operators._check_key(f"Bearer {SECRET[KEY]}")
+    policy_route._check_key(f"Bearer {SECRET[KEY]}")
     for bad in ("hunter\n2", "hünter", "鍵"):
         monkeypatch.setenv(KEY, bad)
         with pytest.raises(ValueError, match=f"{KEY}: expected one line") as error:
