@@ -16,7 +16,7 @@ import pytest
 from schedulers import ROOT
 from shipped_requests import fetched_schemas, written_requests
 
-PROGRAM = Path(__file__).with_name("front_end_answers.py")
+PROGRAM = Path(__file__).parents[1] / "front_end_answers.py"
 
 
 def answers(folder, model, bodies, *stock):

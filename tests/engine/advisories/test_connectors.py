@@ -19,7 +19,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fixes.request_checks import check_prompt_logprobs, computes_its_prompt
 from vllm.sampling_params import SamplingParams
 
-PLUGIN = Path(__file__).resolve().parents[2] / "vllm_ascend"
+PLUGIN = Path(__file__).resolve().parents[3] / "vllm_ascend"
 PACKAGE = "vllm_ascend.distributed.kv_transfer"
 FETCHING = {
     "kv_p2p.mooncake_connector": "MooncakeConnectorScheduler",

@@ -1,7 +1,6 @@
 """What else than completions has many prompts in one request, or much audio."""
 
 import asyncio
-import contextvars
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,7 @@ from vllm.entrypoints.generate.generative_scoring.serving import (
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
 from vllm.entrypoints.pooling.base.serving import PoolingServingBase
 from vllm.exceptions import VLLMValidationError
-from vllm.fixes import media, request_checks
-from vllm.fixes.media import DecodedAudio, check_upload
+from vllm.fixes import request_checks
 from vllm.fixes.request_checks import check_inputs
 
 MOST = 2
@@ -69,16 +67,3 @@ def test_servers_count_before_they_tokenize():
     ):
         with pytest.raises(VLLMValidationError, match=TOO_MANY):
             asyncio.run(call)
-
-
-def test_speech_may_take_longer_than_other_audio_and_decode_to_more(monkeypatch):
-    """It is cut into chunks. No other request is taken for speech meanwhile."""
-    monkeypatch.setattr(media, "MOST_SECONDS", 2)
-    monkeypatch.setattr(media, "MOST_AUDIO", 4 * 8_000 * 3)
-    speech = contextvars.copy_context()
-    speech.run(check_upload, SimpleNamespace(size=1))
-    speech.run(DecodedAudio(8_000).add, 8_000 * 3, 4)
-    with pytest.raises(VLLMValidationError, match="DECODE_BYTES"):
-        speech.run(DecodedAudio(8_000).add, 8_000 * 3 + 1, 4)
-    with pytest.raises(VLLMValidationError, match="DURATION"):
-        DecodedAudio(8_000).add(8_000 * 3, 1)

@@ -26,7 +26,7 @@ LOOK_S = 300
 def server(tmp_path, moe_model):
     """Two ranks that compute nothing and end nothing, and clients for both."""
     environment = {
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
         FILE: str(tmp_path / "hang"),
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "900",
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",

@@ -27,7 +27,7 @@ REQUESTS = [
 def test_a_bad_request_fails_alone(moe_model, tmp_path, policy):
     options = ("-dp", "2", "--data-parallel-balance", policy, "--max-model-len", "256")
     options += ("--async-scheduling", "--scheduler-cls", "hostile_scheduler.Refusing")
-    path = {"PYTHONPATH": str(Path(__file__).parent)}
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
     with Server(tmp_path, moe_model, *options, environment=path) as server:
         for rank in (-1, 2):
             assert server.ask(rank, **GOOD).status_code == 400

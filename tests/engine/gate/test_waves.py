@@ -2,7 +2,7 @@
 
 The long run, about one wave a second::
 
-    ENV/bin/pytest tests/engine/test_waves.py --waves 5000 --timeout 0 -rP
+    ENV/bin/pytest tests/engine/gate/test_waves.py --waves 5000 --timeout 0 -rP
 """
 
 import random

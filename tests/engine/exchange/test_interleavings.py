@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from test_mutants import BOUND, in_control
 from vllm import __version__
 
 from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, world_of
-from test_mutants import BOUND, in_control
 
 __all__ = ["in_control"]
 

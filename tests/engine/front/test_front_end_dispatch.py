@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from schedulers import engine_config
-from test_front_end_model import front_end, made
+from test_front_end import front_end, made
 from vllm_balance.core.dispatch import TO_ATTEND
 
 RANKS = 3

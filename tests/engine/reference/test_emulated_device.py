@@ -82,7 +82,7 @@ def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_m
         "--scheduler-cls",
         "hostile_scheduler.Begun",
     ]
-    environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(tmp_path)}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), FOLDER: str(tmp_path)}
     quick = device(t0=0.01, a=0.0005, b=0.001, c=0.05)
     with (
         Server(

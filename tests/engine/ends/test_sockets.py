@@ -9,7 +9,7 @@ import pytest
 
 from vllm_server import Server
 
-PAGE = Path(__file__).parents[2] / "docs/deployment.md"
+PAGE = Path(__file__).parents[3] / "docs/deployment.md"
 SEVERAL_HOSTS = "the same; ranks on several hosts"
 BOUND = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 """As the page says."""

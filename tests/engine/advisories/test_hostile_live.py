@@ -48,7 +48,7 @@ def options(scheduler="Recorded", **device):
 
 
 def serve(folder, model, *arguments):
-    environment = {"PYTHONPATH": str(Path(__file__).parent), FOLDER: str(folder)}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), FOLDER: str(folder)}
     return Server(folder, model, *arguments, environment=environment)
 
 
