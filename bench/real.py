@@ -2,8 +2,8 @@
 
 ::
 
-    PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--cells REGEX]
-    PYTHONPATH=tools .venv/bin/python bench/real.py --against CHECKOUT
+    PYTHONPATH=tools:. .venv/bin/python bench/real.py [--minutes N] [--cells REGEX]
+    PYTHONPATH=tools:. .venv/bin/python bench/real.py --against CHECKOUT
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
 or 768 where cores are slow. Each cell is a trial of four policies on one server, under
@@ -288,7 +288,7 @@ class Bench:
                 ]
         divisor = WINDOWS[cell.of].divisor if cell.of in WINDOWS else 1
         names = "date", "blocks", "stretch_seconds", "washout_seconds", "requests"
-        names += "exchange_us", "learned_seconds", "waiting_share", "carry_over"
+        names += "exchange_us", "learned_seconds", "carry_over"
         return {
             **{"name": cell.folder, **cell._asdict(), "divided by": divisor},
             "prompt": round(statistics.fmean(each[1] for each in answers)),

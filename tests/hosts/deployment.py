@@ -8,7 +8,7 @@ import time
 import requests
 
 from netns import INTERFACE, Host
-from test_switch_live import SECRET
+from test_policy_route import SECRET
 from vllm_server import ServeProcess, Server, direct
 
 OPTIONS = (

@@ -12,7 +12,7 @@ import pytest
 from deployment import RANKS, TIMEOUT_S
 from hugging_face import Sample
 from test_greedy_equality import assert_equal
-from test_switch_live import policy
+from test_policy_route import policy
 from traffic import Traffic
 from vllm_server import START_S, Server
 

@@ -49,8 +49,8 @@ def test_each_limit_is_named_with_its_default():
     for path in (ROOT / "vllm/fixes").glob("*.py"):
         text = path.read_text()
         names = dict(re.findall(r'^(\w+) = "(VLLM_\w+)"', text, re.M))
-        for name, value in re.findall(r"= limit\((\w+), (.+?)\)", text):
-            limits[names[name]] = f"{eval(value, {'_MB': 1 << 20}):,}"
+        for name, value in re.findall(r'= limit\("?(\w+)"?, (.+?)\)', text):
+            limits[names.get(name, name)] = f"{eval(value, {'_MB': 1 << 20}):,}"
     assert rows("Limits") == limits
 
 

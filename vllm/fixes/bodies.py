@@ -6,21 +6,11 @@ import msgspec
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.fixes import grammars
-from vllm.fixes.limits import RefusalError, limit, too_large
+from vllm.fixes.limits import limit, too_large
 
 BODY = "VLLM_HTTP_MAX_REQUEST_BODY_SIZE"
 MOST_BODY = limit(BODY, 32 << 20)
 """Upstream's name and limit, of its front-end in Rust."""
-
-
-class _Grammars(msgspec.Struct):
-    """The fields of a request that have grammars, as they come."""
-
-    structured_outputs: msgspec.Raw = msgspec.Raw()
-    response_format: msgspec.Raw = msgspec.Raw()
-
-
-_grammars = msgspec.json.Decoder(_Grammars)
 
 
 def check_grammars(body: bytes) -> None:
@@ -29,50 +19,40 @@ def check_grammars(body: bytes) -> None:
     if not 0 < most < len(body):
         return
     try:
-        found = _grammars.decode(body)
+        found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise RefusalError(f"the body is not JSON: {error}") from None
-    for name in found.__struct_fields__:
-        text = bytes(getattr(found, name))
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
+    for name in ("structured_outputs", "response_format"):
+        text = bytes(found.get(name, b""))
         if len(text) - text.count(b"\\") > most:  # a schema in a text has many
-            raise too_large(name, "is too long", most, grammars.BYTES)
+            refusal = too_large(name, "is too long", most, grammars.BYTES)
+            raise HTTPException(400, str(refusal))
 
 
-class LimitBodies:
+def limit_bodies(app: ASGIApp) -> ASGIApp:
     """Middleware by which reading a body that passes a limit fails."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        is_json = b"json" in headers.get(b"content-type", b"").lower()
+        announced, taken = int(headers.get(b"content-length", 0)), 0
+        parts: list[bytes] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets the app read the body of a request as far as the limits."""
-        if scope["type"] == "http":
-            receive = _limited(receive, dict(scope["headers"]))
-        await self._app(scope, receive, send)
-
-
-def _limited(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
-    announced = int(headers.get(b"content-length", 0))
-    parts: list[bytes] = []
-    is_json = b"json" in headers.get(b"content-type", b"").lower()
-    taken = 0
-
-    async def next_part() -> Message:
-        nonlocal taken
-        message = {} if 0 < MOST_BODY < announced else await receive()
-        part = message.get("body", b"")
-        taken += len(part)
-        if 0 < MOST_BODY < max(taken, announced):
-            refusal = too_large("the body", "is too large", MOST_BODY, BODY)
-            raise HTTPException(413, str(refusal))
-        if is_json and message["type"] == "http.request":
-            parts.append(part)
-            if not message.get("more_body"):
-                try:
+        async def next_part() -> Message:
+            nonlocal taken
+            message = {} if 0 < MOST_BODY < announced else await receive()
+            part = message.get("body", b"")
+            taken += len(part)
+            if 0 < MOST_BODY < max(taken, announced):
+                refusal = too_large("the body", "is too large", MOST_BODY, BODY)
+                raise HTTPException(413, str(refusal))
+            if is_json and message["type"] == "http.request":
+                parts.append(part)
+                if not message.get("more_body"):
                     check_grammars(b"".join(parts))
-                except RefusalError as refusal:
-                    raise HTTPException(400, str(refusal)) from None
-                parts.clear()
-        return message
+                    parts.clear()
+            return message
 
-    return next_part
+        await app(scope, next_part if scope["type"] == "http" else receive, send)
+
+    return limited

@@ -8,26 +8,19 @@ that can be ended. A rank compiles in threads that all others go before.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from vllm.fixes.limits import limit, too_large
 from vllm.logger import init_logger
-
-if TYPE_CHECKING:
-    from vllm.sampling_params import StructuredOutputsParams
-    from vllm.v1.engine.input_processor import InputProcessor
 
 logger = init_logger(__name__)
 
@@ -35,25 +28,24 @@ BYTES = "VLLM_MAX_GRAMMAR_BYTES"
 MOST_BYTES = limit(BYTES, 2 << 20)
 """Characters of one constraint; the largest schemas that people ship have 2 MB."""
 
-REGEX_SECONDS = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
-MOST_REGEX_SECONDS = limit(REGEX_SECONDS, 5)
-
-SECONDS = "VLLM_GRAMMAR_COMPILATION_TIMEOUT_S"
-MOST_SECONDS = limit(SECONDS, 30)
-"""Seconds for any other grammar. With 150,000 tokens xgrammar takes 5 s for a
-`maxLength`, whatever its number."""
+MOST_REGEX_SECONDS = limit("VLLM_REGEX_COMPILATION_TIMEOUT_S", 5)
+MOST_SECONDS = limit("VLLM_GRAMMAR_COMPILATION_TIMEOUT_S", 30)
+"""With 150,000 tokens xgrammar takes 5 s for any `maxLength`."""
 
 SMALL = 4096
 """Characters that are checked in the event loop, if nothing in them is `_SLOW`."""
 
 QUICK = 512
-"""Characters that compile within seconds, if nothing in them repeats often."""
+"""Characters that compile within seconds, if nothing in them repeats `_OFTEN`."""
 
 TRIAL_BYTES = 4 << 30
-"""More memory that a trial may take. xgrammar takes the square of the length of a
-regular expression (1.1 GB for 32,000 characters), outlines exponentially more."""
+"""More that a trial may take; xgrammar takes 1.1 GB for a `regex` of 32,000 letters."""
 
-_PROGRAM = ("-m", "vllm.fixes.trial")
+TRIALS, WAIT_SECONDS = 2, 90
+"""How many there may be, and what each may wait for others and a busy machine."""
+
+_PROGRAM = (sys.executable, "-c", "from vllm.fixes.trial import main; main()")
+_encoded = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _OFTEN = re.compile(r"\d{3}")
 _SLOW = re.compile(r"\{\d|patternProperties")
@@ -61,81 +53,60 @@ _SLOW = re.compile(r"\{\d|patternProperties")
 has the other, with the power of what a schema refers to."""
 
 
-def check_constraint(constraint: "StructuredOutputsParams") -> None:
+def check_constraint(constraint: Any) -> None:
     """Refuses a constraint by its size, with status 400, before anything parses it."""
     if MOST_BYTES <= 0 or constraint._backend:
         return  # it was looked at before upstream wrote its choices as a grammar
     for name in _FIELDS:
-        value = getattr(constraint, name)
-        if value is not None and _characters(value, MOST_BYTES) > MOST_BYTES:
+        if len(_text(getattr(constraint, name))) > MOST_BYTES:
             what = "is too long"
             raise too_large(f"structured_outputs.{name}", what, MOST_BYTES, BYTES)
 
 
-def _characters(value: object, most: int) -> int:
-    """Characters of a text or of all texts of a JSON value, to soon after `most`."""
-    total, left = 0, [value]
-    while left and total <= most:
-        each = left.pop()
-        if isinstance(each, str):
-            total += len(each) + 3
-        elif isinstance(each, dict):
-            left.extend(each)
-            left.extend(each.values())
-        elif isinstance(each, (list, tuple)):
-            left.extend(each)
-        else:
-            total += 8
-    return total
+def _text(value: object) -> str:
+    """A text, or a JSON value as one; empty if it has more levels than are taken."""
+    try:
+        return value if isinstance(value, str) else _encoded(value)
+    except RecursionError:
+        return ""
 
 
-_checkers = ThreadPoolExecutor(2, "grammar-check")
-
-
-async def check_beside(processor: "InputProcessor", params: Any) -> None:
+async def check_beside(processor: Any, params: Any) -> None:
     """Checks a constraint that may be large in a process, as upstream's check blocks.
 
     Upstream checks once more in the event loop, where `was_checked` tells it to skip.
     """
-    constraint = getattr(params, "structured_outputs", None)
-    if (
-        constraint is None
-        or was_checked(constraint)
-        or _is_small(processor, constraint)
-    ):
+    of = getattr(params, "structured_outputs", None)
+    if of is None or was_checked(of) or _is_small(processor, of):
         return
-    if not hasattr(processor, "balance_trial"):
-        configs = processor.model_config, processor.structured_outputs_config
-        processor.balance_trial = _Trial(*configs)
-    seconds, name = _limit_of(constraint.regex is not None)
-    ask, loop = processor.balance_trial.ask, asyncio.get_running_loop()
+    processor.balance_trial = getattr(processor, "balance_trial", _Trial(processor))
+    seconds, late = _limit_of(of.regex is not None)
+    longest = seconds and seconds + WAIT_SECONDS
     try:
-        told = await loop.run_in_executor(_checkers, ask, constraint, seconds)
+        asked = processor.balance_trial.ask(of, seconds or 0)
+        told = await asyncio.wait_for(asked, longest)
+    except (asyncio.TimeoutError, BlockingIOError):
+        raise ValueError(
+            "this server has too many large structured_outputs to check these within "
+            f"{longest} s; try again later"
+        ) from None
     except (OSError, RuntimeError) as error:  # also if it is too deep to be sent
         logger.error("Structured outputs are checked without limits: %s", error)
         return
     if told is None:
-        raise _late(seconds, name)
+        raise late
     if isinstance(told, str):
         raise ValueError(told)
-    vars(constraint).update(told)
-    constraint.was_checked = True
+    vars(of).update(told)
+    of.was_checked = True
 
 
-def _is_small(processor: "InputProcessor", constraint: Any) -> bool:
+def _is_small(processor: Any, constraint: Any) -> bool:
     """Whether upstream's check and a compiler take some milliseconds, and megabytes."""
-    if processor.structured_outputs_config.backend == "outlines":
-        return False
-    given = [getattr(constraint, name) for name in _FIELDS]
-    return all(_characters(each, SMALL) <= SMALL for each in given) and not any(
-        each is not None and _SLOW.search(json.dumps(each)) for each in given
+    texts = [_text(getattr(constraint, name)) for name in _FIELDS]
+    return processor.structured_outputs_config.backend != "outlines" and not any(
+        len(text) > SMALL or _SLOW.search(text) for text in texts
     )
-
-
-def _limit_of(is_regex: bool) -> tuple[int, str]:
-    if is_regex:
-        return MOST_REGEX_SECONDS, REGEX_SECONDS
-    return MOST_SECONDS, SECONDS
 
 
 def was_checked(constraint: Any) -> bool:
@@ -143,124 +114,84 @@ def was_checked(constraint: Any) -> bool:
     return bool(getattr(constraint, "was_checked", False))
 
 
-def _late(seconds: int, name: str) -> ValueError:
-    return ValueError(
-        f"structured_outputs take longer than {seconds} s to compile ({name}), or too "
-        "much memory"
+def _limit_of(is_regex: bool) -> tuple[int | None, ValueError]:
+    """Seconds, None for no limit, and what says that they have passed."""
+    seconds = MOST_REGEX_SECONDS if is_regex else MOST_SECONDS
+    name = "REGEX" if is_regex else "GRAMMAR"
+    return max(0, seconds) or None, ValueError(
+        f"structured_outputs take longer than {seconds} s to compile "
+        f"(VLLM_{name}_COMPILATION_TIMEOUT_S), or too much memory"
     )
 
 
 class GrammarExecutor:
-    """Compiles grammars of requests, and gives up those that take too long.
-
-    As upstream's executor, of which only `submit` is used. What is quick has threads of
-    its own, so that it need not wait for what is not.
-    """
+    """Gives up what is late, which keeps its thread; so what is quick has others."""
 
     def __init__(self) -> None:
-        self._workers: dict[bool, _Workers] = {}
+        self._quick = ThreadPoolExecutor(8, "grammar", os.nice, (10,))
+        self._other = ThreadPoolExecutor(4, "grammar", os.nice, (10,))
+        self._clock = asyncio.new_event_loop()
+        threading.Thread(target=self._clock.run_forever, daemon=True).start()
 
     def submit(self, create: Any, request: Any) -> "Future[Any]":
         """The grammar that `create(request)` makes."""
         kind, spec = request.structured_output_request.structured_output_key
-        seconds, name = _limit_of(kind.name == "REGEX")
-        quick = len(spec) <= QUICK and not _OFTEN.search(spec)
-        if quick not in self._workers:
-            self._workers[quick] = _Workers(8 if quick else 4)
-        late = _late(seconds, name)
-        return self._workers[quick].submit(lambda: create(request), seconds, late)
+        seconds, late = _limit_of(kind.name == "REGEX")
+        is_quick = len(spec) <= QUICK and not _OFTEN.search(spec)
+        made = (self._quick if is_quick else self._other).submit(create, request)
 
-
-class _Workers:
-    """Threads for work that cannot be stopped: what is late is only given up."""
-
-    def __init__(self, count: int) -> None:
-        self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._given: SimpleQueue[tuple[Future[Any], float, Exception]] = SimpleQueue()
-        for target in (*[self._work] * count, self._give_up):
-            threading.Thread(target=target, name="grammar", daemon=True).start()
-
-    def submit(
-        self, work: Callable[[], Any], seconds: int, late: Exception
-    ) -> "Future[Any]":
-        """What `work` returns or raises, or `late` after the seconds, if not 0."""
-        result: Future[Any] = Future()
-        self._todo.put((result, work))
-        if seconds > 0:
-            self._given.put((result, time.monotonic() + seconds, late))
-        return result
-
-    def _work(self) -> None:
-        with contextlib.suppress(OSError):  # its compiler's threads have it from this
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        while True:
-            result, work = self._todo.get()
-            if result.done():
-                continue
-            value, raised = None, None
+        async def in_time() -> Any:
             try:
-                value = work()
-            except BaseException as error:
-                raised = error
-            with contextlib.suppress(InvalidStateError):  # given up meanwhile
-                result.set_exception(raised) if raised else result.set_result(value)
+                return await asyncio.wait_for(asyncio.wrap_future(made), seconds)
+            except asyncio.TimeoutError:
+                raise late from None
 
-    def _give_up(self) -> None:
-        while True:
-            result, ends, late = self._given.get()
-            wait([result], max(0, ends - time.monotonic()))
-            with contextlib.suppress(InvalidStateError):
-                result.set_exception(late)
+        return asyncio.run_coroutine_threadsafe(in_time(), self._clock)
 
 
 class _Trial:
-    """A process of `vllm.fixes.trial`.
+    """A process of `vllm.fixes.trial`, whose forks try constraints."""
 
-    It begins anew after a constraint that it did not survive, and ends with this one.
-    """
-
-    def __init__(self, *configs: object) -> None:
-        self._lock = threading.Lock()
-        self._configs = configs
+    def __init__(self, of: Any) -> None:
+        self._configs = of.model_config, of.structured_outputs_config
+        self._begins, self._free = asyncio.Lock(), asyncio.Semaphore(TRIALS)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, constraint: Any, seconds: int) -> Any:
-        """What upstream makes of it, or says of it; None if it passes the limits.
+    async def ask(self, constraint: Any, seconds: int) -> Any:
+        """What upstream makes of it, or says of it; None if it passes the limits."""
+        loop, told = asyncio.get_running_loop(), b""
+        order = pickle.dumps((constraint, seconds))
+        async with self._free:
+            async with self._begins:
+                if self.process is None or self.process.poll() is not None:
+                    await self._begin()
+            link, theirs = socket.socketpair()
+            with link:
+                link.setblocking(False)
+                try:
+                    with theirs:
+                        socket.send_fds(self.control, [b"."], [theirs.fileno()])
+                    await loop.sock_sendall(link, order)
+                    while part := await loop.sock_recv(link, 1 << 20):
+                        told += part
+                    return pickle.loads(told)
+                except (ConnectionError, EOFError, pickle.UnpicklingError):
+                    return None
 
-        Raises:
-            RuntimeError: there is no such process, or nothing can be sent to it.
-        """
-        order = pickle.dumps((constraint, max(0, seconds)))
-        with self._lock:
-            process = self.process = self.process or self._begin()
-            told = _answer(process, order)
-            if told is None:
-                process.wait()
-                self.process = None
-            return told
-
-    def _begin(self) -> "subprocess.Popen[bytes]":
-        more = {
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # it needs no device
-        }
-        process = subprocess.Popen(
-            [sys.executable, *_PROGRAM, str(TRIAL_BYTES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | more,
-        )
-        if _answer(process, pickle.dumps(self._configs)) is None:
-            raise RuntimeError("the process that tries grammars could not begin")
-        return process
-
-
-def _answer(process: "subprocess.Popen[bytes]", order: bytes) -> Any:
-    assert process.stdin
-    assert process.stdout
-    try:
-        process.stdin.write(order)
-        process.stdin.flush()
-        return pickle.load(process.stdout)
-    except (OSError, EOFError):
-        return None
+    async def _begin(self) -> None:
+        loop, path = asyncio.get_running_loop(), os.pathsep.join(sys.path)
+        env = os.environ | {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        command = [*_PROGRAM, str(TRIAL_BYTES)]
+        self.control, theirs = socket.socketpair()
+        self.control.setblocking(False)
+        with theirs:
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env
+            )
+        try:
+            await loop.sock_sendall(self.control, pickle.dumps(self._configs))
+            if not await loop.sock_recv(self.control, 9):
+                raise RuntimeError("the process that tries grammars could not begin")
+        except BaseException:
+            self.process.kill()
+            raise

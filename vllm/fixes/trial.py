@@ -1,99 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A process that checks and compiles constraints, in limited time and memory.
+"""Checks and compiles constraints in processes of limited time and memory.
 
-`python -m vllm.fixes.trial BYTES` reads pickles: two configs, then constraints, each
-with seconds. It answers each with what upstream's check made of it, or why that refuses
-it, and ends with what it does not survive.
+`main`, with bytes as its argument, gets two configs over the socket at its input, then
+a socket for each constraint. A fork answers there with what upstream's check made of
+the constraint, or why that refuses it, and ends with what it does not survive.
 """
 
-import json
+import fcntl
 import os
 import pickle
 import resource
+import select
 import signal
+import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
 
 
 def compile_for_bytes(constraint: Any) -> None:
     """Compiles a constraint that was checked, for a vocabulary of bytes."""
-    from vllm.v1.structured_output.request import get_structured_output_key
-
     kind, text = get_structured_output_key(constraint)
     tokens = [bytes([i]) for i in range(256)]
-    compilers: dict[str, Callable[[], Any]] = {}
     if constraint._backend == "outlines":
         import outlines_core
         from outlines_core.json_schema import build_regex_from_schema
 
         words = outlines_core.Vocabulary(256, {each: [each[0]] for each in tokens})
-        compilers = {
-            "JSON": lambda: outlines_core.Index(build_regex_from_schema(text), words),
-            "REGEX": lambda: outlines_core.Index(text, words),
-        }
+        regex = build_regex_from_schema(text) if kind.name == "JSON" else text
+        outlines_core.Index(regex, words)
     elif constraint._backend == "xgrammar":
         import xgrammar
 
         info = xgrammar.TokenizerInfo(tokens, stop_token_ids=[0])
-        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        backend: Any = object.__new__(XgrammarBackend)  # which takes real tokenizers
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+        backend.compiler = backend.full_vocab_compiler = compiler
+        backend.vocab_size, backend.num_speculative_tokens = 256, 0
+        backend.disable_any_whitespace = False
+        backend.compile_grammar(kind, text)
 
-        def compile_tag() -> None:
-            if "structures" not in json.loads(text):
-                compiler.compile_structural_tag(text)
-                return
-            for each in json.loads(text)["structures"]:
-                compiler.compile_json_schema(json.dumps(each["schema"]))
 
-        compilers = {
-            "JSON": lambda: compiler.compile_json_schema(text),
-            "REGEX": lambda: compiler.compile_regex(text),
-            "GRAMMAR": lambda: compiler.compile_grammar(text),
-            "STRUCTURAL_TAG": compile_tag,
-        }
-    compilers.get(kind.name, str)()
+def _answer(constraint: Any, configs: Any, tokenizer: Any) -> Any:
+    answer: Any = None
+    try:
+        params = SamplingParams(structured_outputs=constraint)
+        params.verify(configs[0], None, configs[1], tokenizer)
+        answer = vars(constraint)
+        compile_for_bytes(constraint)
+    except MemoryError:
+        os._exit(1)
+    except Exception as error:  # if of compiling, then the rank says it
+        answer = answer or str(error)
+    return answer
 
 
 def main() -> None:
-    """Answers until there is no more to read."""
+    """Forks for each socket, until there are no more."""
     os.nice(10)
-    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(2, 1)  # vLLM logs there
-    from vllm.sampling_params import SamplingParams
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    model_config, outputs_config = pickle.load(orders)
-    tokenizer = cached_tokenizer_from_config(model_config)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
+    control = socket.socket(fileno=0)
+    configs = pickle.load(control.makefile("rb"))
+    tokenizer = cached_tokenizer_from_config(configs[0])
+    _answer(StructuredOutputsParams(regex="a"), configs, tokenizer)  # imports the rest
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = int(sys.argv[1]) + pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    answer: Any = "ready"
-    while True:
-        answers.write(pickle.dumps(answer))
-        try:
-            constraint, seconds = pickle.load(orders)
-        except EOFError:
-            os._exit(0)  # there is nothing to tidy up
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # however busy the machine
-        try:
-            params = SamplingParams(structured_outputs=constraint)
-            params.verify(model_config, None, outputs_config, tokenizer)
-            answer = vars(constraint)
-        except MemoryError:
-            return
-        except Exception as error:
-            answer = str(error)
-        else:
+    control.send(b"ready")
+    while links := socket.recv_fds(control, 1, 1)[1]:
+        with socket.socket(fileno=links[0]) as link:
+            if os.fork():
+                continue
             try:
-                compile_for_bytes(constraint)
-            except MemoryError:
-                return
-            except Exception:
-                pass  # the compiler of the rank will say so
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-if __name__ == "__main__":
-    main()
+                constraint, seconds = pickle.load(link.makefile("rb"))
+                fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
+                fcntl.fcntl(link, fcntl.F_SETFL, os.O_ASYNC)  # ends with who asked
+                if not select.select([link], [], [], 0)[0]:
+                    signal.setitimer(signal.ITIMER_PROF, seconds)  # however busy all is
+                    link.sendall(pickle.dumps(_answer(constraint, configs, tokenizer)))
+            finally:
+                os._exit(0)  # there is nothing to tidy up

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "Seconds with a policy (default: three times what an answer "
     text += "takes; with --restart 60)."
     add("--stretch", type=real(0, 1e5, above=True), metavar="SECONDS", help=text)
-    text = "Gets the report; is empty, or not there yet."
+    text = "Gets the report; has none yet."
     add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)
     text = "Seconds that a server may take to get ready."
     add("--ready-timeout", type=real(0, 1e6), default=1800.0, help=text)
@@ -117,7 +117,6 @@ def trial(given: Given) -> None:
     urls = deployments or dict.fromkeys(served, ours.url if ours else "")
     endpoints = _endpoints(urls, load, ours)
     endpoint = endpoints[served[0]]
-    (folder / "report").mkdir(parents=True, exist_ok=True)
     site: Started | Running = (
         Running(endpoints)
         if ours is None
@@ -125,6 +124,7 @@ def trial(given: Given) -> None:
     )
     if ours is None:
         load.find_tokenizer(endpoint)
+    (folder / "report").mkdir(parents=True, exist_ok=True)
     least = args.minutes / 3 if args.least_minutes is None else args.least_minutes
     times = Times(60 * least, 60 * args.minutes, args.stretch)
     found = Switchback(site, load, policies, times)
@@ -147,7 +147,11 @@ def trial(given: Given) -> None:
 
 
 def _refuse_taken(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """A trial that has no report may begin anew."""
+    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    reports = folder / "report"
+    is_begun = reports.is_dir() and not any(reports.iterdir())
+    if not (is_empty or is_begun):
         raise UsageError(
             f"--result-dir {folder}: has something already; give another folder, or "
             "move it."

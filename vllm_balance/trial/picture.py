@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""trial.png: what the ranks did in consecutive stretches, and the figures beside it."""
+"""trial.png: tokens over consecutive stretches of one load, and bars."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .figures import FIGURES, JUDGED, RATE, TPOT, TTFT
-from .steps import Step, waiting_share
+from .figures import FIGURES, JUDGED, RATE, TICK, TPOT, TTFT, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PROMPT, TOKENS, WAITS = "#ee7733", "#33659b", "#d8d8d8"
-LEGEND = {
-    PROMPT: "computes a prompt",
-    TOKENS: "generates tokens only",
-    WAITS: "waits for the slowest rank",
-}
+COLOURS = "#888888", "#33659b", "#ee7733", "#aa66aa"
+"""Of the policies, over time."""
 BASE, BETTER, WORSE, UNKNOWN = "#999999", "#228855", "#cc3311", "#c9c2a5"
-STEPS, MOST_RANKS = 100, 8
-"""About how many steps are shown of each policy."""
+STRETCHES, BIN = 8, 10
+"""How many are shown, the last ones, and ticks of a point."""
 BARS = {
     JUDGED: "seconds a request takes (judged)",
     RATE: "output tokens per second: more is better",
@@ -29,14 +25,12 @@ BARS = {
 }
 
 
-def draw(
-    document: Mapping[str, Any], steps: Mapping[str, Sequence[Step]], path: Path
-) -> str:
-    """Draws the ranks' bands on the left, where the log has them, and bars.
+def draw(document: Mapping[str, Any], measured: Measured, path: Path) -> str:
+    """Draws tokens per second on the left, and bars with intervals on the right.
 
     Args:
         document: report.json.
-        steps: of each policy in its stretches.
+        measured: the stretches.
         path: the PNG.
 
     Returns:
@@ -44,27 +38,14 @@ def draw(
     """
     try:
         from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
     except ModuleNotFoundError:
         return "trial.png is left out: matplotlib is not installed."
     policies = document["policies"]
-    shown = [policy for policy in policies if steps.get(policy)]
-    right: Any = Figure(figsize=(13 if shown else 5, 6.4), layout="constrained")
-    figure = right
-    if shown:
-        left, right = figure.subfigures(1, 2, width_ratios=(2.6, 1))
-        bands = left.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        most = document["stretch_seconds"] - document["washout_seconds"]
-        every = steps[shown[0]]
-        usual = sum(step.end - step.start for step in every) / len(every)
-        seconds = min(STEPS * usual, most)
-        for axes, policy in zip(bands, shown, strict=True):
-            _bands(axes, policy, steps[policy], seconds)
-        bands[-1].set_xlabel("seconds")
-        left.suptitle("The same load in consecutive stretches", fontsize=13)
-        handles = [Patch(color=colour, label=text) for colour, text in LEGEND.items()]
-        left.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    right.suptitle(f"One load, {document['blocks']} blocks", fontsize=13)
+    figure: Any = Figure(figsize=(13, 6.4), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(2, 1))
+    left.suptitle("One load in consecutive stretches", fontsize=13)
+    _over_time(left.subplots(1, 1), list(policies), measured)
+    right.suptitle(f"{document['blocks']} blocks", fontsize=13)
     charts = right.subplots(len(BARS), 1)
     for axes, (name, title) in zip(charts, BARS.items(), strict=True):
         _bars(axes, policies, title, name)
@@ -72,32 +53,26 @@ def draw(
     return f"Picture: {path}"
 
 
-def _bands(axes: "Axes", policy: str, steps: Sequence[Step], seconds: float) -> None:
-    ranks = sorted({step.rank for step in steps})[:MOST_RANKS]
-    last = max(step.end for step in steps)
-    begin = last - seconds
-    for row, rank in enumerate(ranks):
-        parts: dict[str, list[tuple[float, float]]] = {name: [] for name in LEGEND}
-        for step in steps:
-            if step.rank == rank and begin < step.end:
-                waits_s = step.waits_s or 0.0
-                own = step.end - step.start - waits_s
-                colour = PROMPT if step.prefill else TOKENS
-                parts[colour].append((step.start - begin, own))
-                parts[WAITS].append((step.start - begin + own, waits_s))
-        for colour, spans in parts.items():
-            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
-    axes.set(xlim=(0, seconds), ylim=(len(ranks) - 0.5, -0.5))
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    text = f"balance {policy}"
-    share = waiting_share(steps)
-    if share is None:
-        text += ": how long the ranks wait for the slowest is unknown"
-    else:
-        text += f": in all its stretches the ranks wait {share:.0%} of their time "
-        text += "for the slowest"
-    axes.set_title(text, loc="left", fontsize=11)
-    _bare(axes)
+def _over_time(axes: "Axes", policies: list[str], measured: Measured) -> None:
+    """Tokens per second; what is left out of a stretch is pale."""
+    colours = dict(zip(policies, cycle(COLOURS), strict=False))
+    shown = measured.stretches[-STRETCHES:]
+    start = shown[0].begin
+    for stretch in shown:
+        first, last = (int(at / TICK) for at in (stretch.begin, stretch.end))
+        judged, colour = stretch.begin + measured.washout, colours[stretch.policy]
+        axes.axvspan(judged - start, stretch.end - start, color=colour, alpha=0.15)
+        begins = range(first, last - BIN + 1, BIN)
+        rates = [
+            sum(measured.ticks.get(tick, 0.0) for tick in range(at, at + BIN))
+            / (BIN * TICK)
+            for at in begins
+        ]
+        times = [(at + BIN / 2) * TICK - start for at in begins]
+        axes.plot(times, rates, color=colour)
+        axes.text(stretch.begin - start, 0, f" {stretch.policy}", color=colour)
+    axes.set(xlabel="seconds", ylabel="output tokens per second", ylim=0)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def colour_of(name: str, ratio: Mapping[str, float] | None) -> str:

@@ -8,7 +8,6 @@ shows is numbers, and words that are listed here.
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -18,7 +17,6 @@ from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, KEPT, TTFT_TAIL, Measured, mean_latency
-from .steps import Step, read_steps, waiting_share
 from .switchback import Switchback
 from .verdict import Interval, earlier, sentence
 
@@ -36,7 +34,6 @@ def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
         about: what is known beside, without anything private.
     """
     judged = found.judged
-    steps = _steps_of(folder, judged)
     policies = _policies(found, judged)
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
@@ -57,7 +54,6 @@ def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
         "warnings": warnings(judged),
         "exchange_us": _exchange(found),
         "learned_seconds": _learned(found),
-        "waiting_share": {p: waiting_share(each) for p, each in steps.items() if each},
     }
     rows = table(document)
     for name, text in (
@@ -69,27 +65,8 @@ def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     print_table(rows)
     print("", *_verdicts(document), *document["warnings"], "", sep="\n")
-    print(picture.draw(document, steps, folder / "report" / "trial.png"))
+    print(picture.draw(document, found.measured, folder / "report" / "trial.png"))
     print(f"Report, without prompts, addresses and paths: {folder / 'report'}")
-
-
-def _steps_of(folder: Path, judged: Measured) -> dict[str, list[Step]]:
-    """What the ranks did in the judged seconds of each policy, where a log has it."""
-    every = [s for log in sorted(folder.glob("*.steps")) for s in read_steps(log)]
-    epoch = time.time() - time.perf_counter()
-    found: dict[str, list[Step]] = {}
-    for policy in dict.fromkeys(s.policy for s in judged.stretches):
-        windows = [
-            (s.begin + judged.washout + epoch, s.end + epoch)
-            for s in judged.stretches
-            if s.policy == policy
-        ]
-        found[policy] = [
-            step
-            for step in every
-            if any(begin <= step.start and step.end <= end for begin, end in windows)
-        ]
-    return found
 
 
 def _mean_stretch(judged: Measured) -> float:
@@ -180,10 +157,6 @@ def table(document: Document) -> list[list[str]]:
             ends = f"{1e3 * limits['ttft']:g} / {1e3 * limits['tpot']:g} ms"
             title = f"{title}, {ends}"
         rows.append([title, *row])
-    if waits := document["waiting_share"]:
-        said = {p: "unknown" if x is None else f"{x:.0%}" for p, x in waits.items()}
-        shares = [said.get(name, "") for name in policies]
-        rows.append(["ranks wait for the slowest", *shares, *("" for _ in others)])
     return rows
 
 
@@ -225,7 +198,7 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
             "answer tokens per second (Little's law), else by the requests under way. "
             "First tokens and times between tokens count where they begin. Behind "
             f"another policy requests take longer than behind the same: {carried}.\n",
-            "![What the ranks did, and the figures](trial.png)\n\n## The device\n",
+            "![Tokens per second, and the figures](trial.png)\n\n## The device\n",
             *device,
             f"\n## How\n\n`{document['command']}`\n",
             f"{document['date']}; {ran}.",

@@ -20,9 +20,7 @@ from ..policy import KEY
 from ..server_api import Endpoint
 from ..simulator.policies import server_options
 from .server import Server, refuse_port_in_use
-from .steps import logging_config
 
-DETAILS = "--enable-logging-iteration-details"
 ENDING_S = 1.0
 """So long a process may still be there whose connections are closed."""
 
@@ -74,18 +72,9 @@ class Started(contextlib.ExitStack):
             policy = "adaptive"
             os.environ[KEY] = secrets.token_hex()
         refuse_port_in_use(self._ours.url)
-        steps = log.with_suffix(".steps")
-        config = log.with_suffix(".logging").resolve()
-        config.write_text(logging_config(steps.resolve()), encoding="utf-8")
-        command = [*self._ours.command, DETAILS, *server_options(policy)]
-        # What it logs `logging_config` says; vLLM would refuse that beside a 0 here.
-        variables = {
-            # By default after 5 s without a request, maybe while one is on its way.
-            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
-            **os.environ,
-            "VLLM_CONFIGURE_LOGGING": "1",
-            "VLLM_LOGGING_CONFIG_PATH": str(config),
-        }
+        command = [*self._ours.command, *server_options(policy)]
+        # By default after 5 s without a request, maybe while one is on its way.
+        variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60", **os.environ}
         with Server(command, log, variables) as server:
             server.start()
             server.wait_until_ready(self._endpoint, self._timeout)

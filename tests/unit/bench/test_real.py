@@ -38,7 +38,7 @@ ratios = {{"mean_e2el_ms": {{"mean": 0.9, "low": 0.8, "high": 1.0}}}}
 report = {{
     "date": "2026-11-28", "requests": 40, "exchange_us": 2000.0, "blocks": 7,
     "stretch_seconds": 30.0, "washout_seconds": 9.0, "carry_over": None,
-    "versions": {{"balance": "abc"}}, "waiting_share": {{"off": 0.2, "adaptive": None}},
+    "versions": {{"balance": "abc"}},
     "learned_seconds": dict.fromkeys(
         ["decode", "own", "shared", "padding", "attention"], 0.05
     ),
@@ -139,7 +139,7 @@ def test_what_is_known_is_kept_and_what_was_not_run_is_said(bench, monkeypatch):
     assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
     late = "| Mooncake; 90 %; asynchronous | not run |  |  |  |"
     assert late in filled
-    assert "| 50 | 50 | 50 | 50 | 50 | 2.0 | 20% → unknown |" in filled
+    assert "| 50 | 50 | 50 | 50 | 50 | 2.0 |" in filled
     monkeypatch.setattr(real, "sources", lambda: "others")
     assert bench.known() == {}, "other sources would take another time"
 

@@ -27,7 +27,6 @@ from vllm_balance.trial.figures import (
     Stretch,
 )
 from vllm_balance.trial.load import Sending, Traffic
-from vllm_balance.trial.steps import read_steps, waiting_share
 from vllm_balance.trial.switchback import Switchback, Times, names_of
 from vllm_balance.trial.verdict import (
     LEAST_BLOCKS,
@@ -240,7 +239,7 @@ def loop(monkeypatch):
     """In whose time the trial runs."""
     found = VirtualLoop()
     clock = SimpleNamespace(perf_counter=found.time, time=found.time)
-    for module in (load, switchback, report):
+    for module in (load, switchback):
         monkeypatch.setattr(module, "time", clock)
 
     async def at_once(what, *given):
@@ -436,13 +435,16 @@ def test_a_folder_that_has_something_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has something already"):
         command._refuse_taken(tmp_path)
     command._refuse_taken(tmp_path / "new")
+    (begun := tmp_path / "begun" / "report").mkdir(parents=True)
+    command._refuse_taken(begun.parent)
+    (begun / "report.json").touch()
+    with pytest.raises(UsageError, match="has something already"):
+        command._refuse_taken(begun.parent)
 
 
 def test_a_report_has_what_the_stretches_say(tmp_path, capsys, monkeypatch, loop):
     (tmp_path / "report").mkdir()
     found, _ = ran(loop, Site(), ["off", "adaptive"], 6, gain=0.5)
-    begin = found.judged.stretches[0].begin
-    (tmp_path / "a.steps").write_text(steps_log(start=begin))
     about = {"command": "vllm-balance trial", "device": "Ascend910B3", "dispatch": "x"}
     monkeypatch.setattr(report, "usable_cores", lambda: 3)
     report.write(tmp_path, found, about)
@@ -461,9 +463,9 @@ def test_a_report_has_what_the_stretches_say(tmp_path, capsys, monkeypatch, loop
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert {tuple(answer[1:3]) for answer in answers} == {(7, 4)}
     pixels = image.imread(tmp_path / "report" / "trial.png")
-    for colour in (picture.PROMPT, picture.TOKENS, picture.WAITS, picture.BETTER):
+    for colour in (*picture.COLOURS[:2], picture.BASE, picture.BETTER):
         wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 500
+        assert (abs(pixels[..., :3] - wanted).max(axis=-1) < 0.01).sum() > 50
 
 
 def test_nothing_that_is_worse_or_unknown_is_green():
@@ -586,135 +588,3 @@ def test_a_model_is_shown_without_its_folder(tmp_path, monkeypatch, name, shown)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jane/model").mkdir(parents=True)
     assert command.shown_model(name) == shown
-
-
-# ---- Steps
-
-BY_RANKS, BY_FRONT_END = "EngineCore_DP{rank} ", "MainProcess Engine 00{rank}: "
-LINE = (
-    "Iteration({number}): 1 context requests, {prefill} context "
-    "tokens, {decodes} generation requests, {decodes} generation tokens, iteration "
-    "elapsed time: {ms} ms"
-)
-
-
-@pytest.mark.parametrize("who", [BY_RANKS, BY_FRONT_END])
-def test_steps_are_read_from_a_log(tmp_path, who):
-    log = tmp_path / "a.steps"
-    one, other = who.format(rank=0), who.format(rank=1)
-    log.write_text(
-        f"105.0 {one}{LINE.format(number=7, prefill=100, decodes=4, ms=200.0)}\n"
-        "104.9 MainProcess Application startup complete.\n"
-        f"105.0 {other}{LINE.format(number=7, prefill=0, decodes=8, ms=190.0)}\n"
-    )
-    first, second = read_steps(log)
-    assert (first.rank, first.number) == (0, 7)
-    assert (first.start, first.end) == pytest.approx((104.8, 105.0))
-    assert second.start == pytest.approx(104.81)
-    assert (second.prefill, second.decodes) == (0, 8)
-    assert read_steps(tmp_path / "none") == []
-
-
-def test_ranks_of_a_dense_model_and_one_alone_wait_for_nobody(tmp_path):
-    """Their steps have numbers of their own."""
-    lines = []
-    for rank, speed in ((0, 1.0), (1, 1.6)):
-        clock = 100.0
-        for number in range(300):
-            full, prompt = 1 + number % 8, 100 * (number % 10 == rank)
-            clock += (0.04 + 0.01 * full + 0.3 * bool(prompt)) * speed
-            load = {"prefill": prompt, "decodes": full, "ms": 1.0}
-            lines.append((clock, rank, LINE.format(number=number, **load)))
-    (log := tmp_path / "dense.steps").write_text(
-        "\n".join(
-            f"{clock} {BY_RANKS.format(rank=rank)}{line}"
-            for clock, rank, line in sorted(lines)
-        )
-    )
-    (one := tmp_path / "one.steps").write_text(
-        "\n".join(f"{x} EngineCore {line}" for x, rank, line in lines if rank == 0)
-    )
-    steps = read_steps(log)
-    assert len(steps) == 600
-    assert waiting_share(steps) == 0
-    alone = read_steps(one)
-    assert len(alone) == 300
-    assert waiting_share(alone) == 0
-
-
-def steps_log(
-    ms: float = 230.0,
-    logged_late: bool = False,
-    start: float = 100.0,
-) -> str:
-    """Every tenth step takes three times as long.
-
-    Args:
-        ms: elapsed time of a step as the log has it.
-        logged_late: whether a step is logged when the one after it has ended.
-        start: of the first step.
-    """
-    lines, clock = [], start
-    for number in range(300):
-        clock += 0.15 if number % 10 == 0 else 0.05
-        logged = number - logged_late
-        for rank in (0, 1):
-            prompt = 100 * (logged % 10 == 0 and rank == 0)
-            line = LINE.format(number=logged, prefill=prompt, decodes=4, ms=ms)
-            lines.append(f"{clock} {BY_RANKS.format(rank=rank)}{line}")
-    return "\n".join(lines[2 * logged_late :])
-
-
-LAUNCH_RETURNS, LAUNCH_BLOCKS = {"ms": 230.0}, {"ms": 0.02}
-BOTH = {"ms": 0.02, "logged_late": True}
-
-
-@pytest.mark.parametrize("logged", [LAUNCH_RETURNS, LAUNCH_BLOCKS, BOTH])
-def test_ranks_wait_for_the_one_that_computes_a_prompt(tmp_path, logged):
-    (log := tmp_path / "a.steps").write_text(steps_log(**logged))
-    steps = [step for step in read_steps(log) if step.number > 2]
-    lasts = [step.end - step.start for step in steps]
-    assert sorted({round(each, 3) for each in lasts}) == [0.05, 0.15]
-    for step in steps:
-        waits = step.rank == 1 and step.number % 10 == 0
-        assert step.waits_s == pytest.approx(0.1 * waits, abs=0.01)
-
-
-@pytest.mark.parametrize("dummy", [0, 1])
-def test_steps_behind_a_pause_have_no_time_where_they_are_logged_late(tmp_path, dummy):
-    """Whether the ranks step once without requests before they pause, or not."""
-    clock, lines = 100.0, []
-    waves = [wave * (100 + dummy) for wave in range(3)]
-    for first in waves:
-        lasts = [0.15 if place % 10 == 0 else 0.05 for place in range(100)]
-        ends = [clock + sum(lasts[: place + 1]) for place in range(100)]
-        # Logged when the next one has ended; the last one at once, as there is none.
-        logged = [*ends[1:], ends[-1] + 0.001, ends[-1] + 0.05][: 100 + dummy]
-        for place, end in enumerate(logged):
-            load = {"prefill": 100 * (place % 10 == 0), "decodes": 4, "ms": 0.02}
-            if place == 100:
-                load = {"prefill": 0, "decodes": 0, "ms": 50.0}
-            line = LINE.format(number=first + place, **load)
-            lines.append(f"{end} {BY_RANKS.format(rank=0)}{line}")
-        clock = logged[-1] + 5
-    (log := tmp_path / "a.steps").write_text("\n".join(lines))
-    steps = [step for step in read_steps(log) if step.decodes]
-    for step in steps:
-        expected = 0.15 if step.prefill else 0.05
-        assert step.end - step.start == pytest.approx(expected, abs=2e-3)
-    known = {first + place for first in waves for place in range(2, 100)}
-    assert {step.number for step in steps} == known
-
-
-def test_a_pause_of_ranks_that_had_nothing_to_do_is_no_step(tmp_path):
-    (log := tmp_path / "a.steps").write_text(
-        "\n".join(
-            f"{end} {BY_RANKS.format(rank=0)}"
-            + LINE.format(number=number, prefill=prompt, decodes=decodes, ms=1.0)
-            for number, (end, prompt, decodes) in enumerate(
-                [(10.0, 90, 0), (10.2, 0, 1), (10.3, 0, 0), (60.3, 90, 0)]
-            )
-        )
-    )
-    lasts = [step.end - step.start for step in read_steps(log)]
-    assert lasts == pytest.approx([0.001, 0.2, 0.1, 0.001])

@@ -19,7 +19,6 @@ from vllm_balance.policy import KEY
 from vllm_balance.server_api import Endpoint, OtherPolicyError, go_past_proxies
 from vllm_balance.simulator.cost_from import cost_of
 from vllm_balance.trial import server as server_module
-from vllm_balance.trial import serving
 from vllm_balance.trial.server import Server, refuse_port_in_use
 from vllm_balance.trial.serving import Ours, Started
 from vllm_server import free_port, is_alive
@@ -129,7 +128,6 @@ def test_one_whose_connections_close_before_it_ends_is_named(
 ):
     if idle is not None:
         monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
-    monkeypatch.setattr(serving, "logging_config", lambda steps: "{}")  # of vLLM's own
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     ours = Ours([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
     log = tmp_path / "server-1.log"

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """All that balance scheduling changes in upstream's scheduler and engine core.
 
-Every other file of `rank` only reads them, which `test_writes.py` checks. What the gate
-may do to a queue, and what another release must still have, is in this file.
+Every other file of `rank` only reads them, which `test_scheduler_writes.py` checks. So
+this file has all that the gate may do to a queue.
 """
 
 from collections.abc import Callable, Mapping

@@ -49,6 +49,7 @@ class AfterStep:
         self.exchange.join(group, limits, tell_clients, self._own_connections)
         self.group = group
         self._is_first = True
+        self.reset()
 
     def _skips_exchange(self, step: int) -> bool:
         return self._is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
@@ -95,7 +96,7 @@ class BeforeStep(AfterStep):
     _own_connections = True
 
     def reset(self) -> None:
-        """Also a row on its way: its group was lost, and the ranks meet in another."""
+        """Also a row on its way: ranks of its group may have left or been lost."""
         super().reset()
         self._is_sent = False
 

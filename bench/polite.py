@@ -1,0 +1,123 @@
+"""Measures how long polite clients wait beside one client at this server's limits.
+
+::
+
+    PYTHONPATH=tests/engine build/env/reference/bin/python bench/polite.py [--rounds N]
+
+Each round serves `off`, then `adaptive`, on two emulated ranks, and polite clients ask
+for answers of 4 and of 32 tokens, alone and beside one client of eight connections.
+What that sends is nothing but large, and within the limits of docs/reference.md; with
+`--hostile usual` it is as usual as the polite, which tells what part the machine has.
+Answers of one token come first, which tell what is made once. Three rounds take 20 min.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import aiohttp
+
+from vllm_balance.reference import tiny_models
+from vllm_server import Server
+
+DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
+EMULATED = json.dumps({"emulated_device": DEVICE}, separators=(",", ":"))
+OPTIONS = f"""-dp 2 --async-scheduling --max-num-seqs 64 --max-num-batched-tokens 512
+--max-model-len 1024 --no-enable-prefix-caching --additional-config {EMULATED}"""
+POLITE_CLIENTS, CONNECTIONS, SECONDS = 20, 8, 25
+POLICIES = ("off", "adaptive")
+
+
+def enum(size):
+    """A schema of words, as long as that."""
+    words = [f"word{i:07d}" for i in range(size // 15)]
+    return {"prompt": "a", "structured_outputs": {"json": {"enum": words}}}
+
+
+HOSTILE = {
+    "usual": [{"prompt": [5] * 100, "max_tokens": 16}],
+    "large": [
+        {"prompt": "a", "user": "u" * (31 << 20)},
+        *map(enum, (1_900_000, 200_000, 4_000)),
+        {"prompt": ["a"] * 1_000, "max_tokens": 1},
+        {"prompt": "a", "cache_salt": "s" * 1_000},
+        {"prompt": [5] * 1_000, "max_tokens": 1},
+    ],
+}
+
+
+async def phase(url, tokens, hostile):
+    """What each polite request took, and what the others were answered."""
+    took, statuses = [], Counter()
+    polite = {"prompt": [5] * 20, "max_tokens": tokens, "ignore_eos": True}
+
+    async def be_polite(rng):
+        while True:
+            await asyncio.sleep(rng.expovariate(2))
+            start = time.monotonic()
+            assert await ask(json.dumps(polite).encode()) == 200
+            took.append(time.monotonic() - start)
+
+    async def be_hostile(first):
+        for body in itertools.islice(itertools.cycle(hostile), first, None):
+            statuses[await ask(body)] += 1
+
+    async def ask(body):
+        async with session.post("/v1/completions", data=body) as answer:
+            await answer.read()
+            return answer.status
+
+    how = {"headers": {"Content-Type": "application/json"}}
+    async with aiohttp.ClientSession(url, **how) as session:
+        clients = [be_polite(random.Random(i)) for i in range(POLITE_CLIENTS)]
+        clients += [be_hostile(i) for i in range(CONNECTIONS) if hostile]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*clients), SECONDS)
+    return took, statuses
+
+
+def main():
+    """Prints the medians of rounds, and the ratio of each."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hostile", choices=HOSTILE, default="large")
+    of = parser.parse_args()
+    bodies = [
+        json.dumps({"max_tokens": 4} | each).encode() for each in HOSTILE[of.hostile]
+    ]
+    rows, statuses = defaultdict(list), Counter()
+    with tempfile.TemporaryDirectory() as name:
+        model = tiny_models.make("moe", Path(name))
+        for _, policy in itertools.product(range(of.rounds), POLICIES):
+            options = *OPTIONS.split(), "--data-parallel-balance", policy
+            with Server(Path(name), model, *options) as server:
+                for hostile, tokens in itertools.product(((), bodies), (1, 4, 32)):
+                    took, told = asyncio.run(phase(server.url, tokens, hostile))
+                    statuses += told
+                    rows[policy, tokens, bool(hostile)].append(took)
+    print(f"the one client was told {dict(statuses)}")
+    for policy, tokens, at in itertools.product(POLICIES, (4, 32), (50, 95)):
+        alone, beside = (
+            [
+                statistics.quantiles(took, n=100)[at - 1]
+                for took in rows[policy, tokens, is_beside]
+            ]
+            for is_beside in (False, True)
+        )
+        ratios = " ".join(f"{b / a:.2f}x" for a, b in zip(alone, beside, strict=True))
+        medians = "{:.3f} s alone, {:.3f} s beside".format(
+            *map(statistics.median, (alone, beside))
+        )
+        print(f"{policy}, {tokens} tokens, {at} % within {medians}, by rounds {ratios}")
+
+
+if __name__ == "__main__":
+    main()

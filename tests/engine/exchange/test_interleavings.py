@@ -1,0 +1,97 @@
+"""Every interleaving up to a bound: `docs/interleavings.md`."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from test_mutants import BOUND, in_control
+from vllm import __version__
+
+from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, replay, world_of
+
+__all__ = ["in_control"]
+
+
+@pytest.mark.parametrize("setting", [*everyday()], ids=str)
+def test_nothing_hangs_whatever_comes_first(setting):
+    found = Explorer(setting).depth_first()
+    print(found)
+    assert not found.fault, str(found)
+
+
+def test_off_calls_what_upstream_calls():
+    """Each method of scheduler and engine core, each collective call, in each run."""
+    setting = "off, async, waves, 2 ranks, 1 events"
+    tree = ROOT / f"build/pristine/vllm-{__version__}"
+    command = [sys.executable, ROOT / "tests/engine/explore.py", "--upstream", tree]
+    done = subprocess.run(
+        [*command, "--calls", setting], stdout=subprocess.PIPE, check=True
+    )
+    expected = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads(json.dumps(calls_of(Setting.of(setting)))) == expected
+    assert len(expected) > 200
+
+
+@pytest.mark.parametrize(
+    "name", ["cap, async, waves", "adaptive, sync, pauses", "align, sync, switches"]
+)
+def test_what_is_visited_once_goes_on_alike(name):
+    """States that are taken for equal, each by another run, with the same choices."""
+    rng, setting = random.Random(name), Setting.of(f"{name}, 2 ranks, 1 events")
+    explorer = Explorer(setting)
+    explorer.depth_first()
+    for runs in rng.sample(explorer.equal, 30):
+        worlds = [world_of(setting) for _ in runs]
+        for world, run in zip(worlds, runs, strict=True):
+            for choice in run:
+                world.take(choice)
+        while worlds[0].options():
+            assert worlds[0].options() == worlds[1].options()
+            choice = rng.choice(worlds[0].options())
+            for world in worlds:
+                world.take(choice)
+            assert worlds[0].key() == worlds[1].key()
+        for world in worlds:
+            world.check_rest()
+            world.close()
+
+
+def test_a_row_on_its_way_stays_with_the_ranks_that_were():
+    """A rank without requests has sent its row for the step in which another leaves."""
+    run = (
+        "cap, several hosts, resizes, 2 ranks, 2 events: request 1 6; "
+        "deliver client>1; deliver client>coordinator; resize; deliver client>0; "
+        "deliver client>1; deliver client>coordinator; deliver coordinator>0; "
+        "deliver coordinator>1; deliver coordinator>client; run 0; run 1; run 0; run 1"
+    )
+    assert not replay(run).fault
+
+
+def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():
+    """As the others are, which are told that somebody has begun one."""
+    world = world_of(Setting.of(f"off, sync, waves, {BOUND}"))
+    world.take("request 0 1")
+    world.take("deliver client>0")
+    is_running = world.engines[0].engines_running
+    world.close()
+    assert is_running
+
+
+def test_the_end_of_a_wave_forgets_prompts_that_were_put_in_order():
+    """No two events lead there: a prompt must wait beside a free slot."""
+    world = world_of(Setting.of(f"adaptive, sync, waves, {BOUND}"))
+    world.engines[0].gate._rows._order._prompts["request-0"] = None
+    world.take("request 0 1")
+    world.budget = 0
+    while options := world.options():
+        world.take(options[0])
+    world.check_rest()
+    world.close()
+
+
+def test_a_seed_draws_the_same_run_again():
+    runs = [[draw(seed).run for seed in range(3)] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert all(runs[0])

@@ -1,0 +1,191 @@
+"""Waves without end in real engine loops: nothing hangs, is lost or is held over.
+
+The long run, about one wave a second::
+
+    ENV/bin/pytest tests/engine/gate/test_waves.py --waves 5000 --timeout 0 -rP
+"""
+
+import random
+import time
+
+import pytest
+
+from dp_loop import LoopEngine, ModelEngine
+from dp_ranks import HOW, Ranks, burst, loop_arguments
+from hugging_face import NEW_TOKENS
+
+POLICIES = ("cap", "align", "adaptive")
+PREFILL_S_PER_TOKEN = 6e-4
+"""So that there is something to balance: the adaptive policy learns what it costs."""
+
+
+class CheckedEngine(LoopEngine):
+    """Checks what was scheduled against the gate's decision, in short waves."""
+
+    def _record(self, output):
+        super()._record(output)
+        decision = self.scheduler.balance_gate.decision
+        new = {request.req_id for request in output.scheduled_new_reqs}
+        prompts = {
+            req_id: tokens
+            for req_id, tokens in output.num_scheduled_tokens.items()
+            if self._is_gated_prompt(self.scheduler.requests[req_id], tokens)
+        }
+        self.trace.closed += not decision.admit or decision.prefill_budget is not None
+        if not decision.admit and new:
+            self._complain(f"{sorted(new)} admitted while closed")
+        budget = decision.prefill_budget
+        alone = prompts.keys() == output.num_scheduled_tokens.keys()
+        if budget is not None and sum(prompts.values()) > max(budget, alone):
+            self._complain(f"{prompts} scheduled with a budget of {budget}")
+        time.sleep(PREFILL_S_PER_TOKEN * sum(prompts.values()))
+        if self.step_counter == 0 and (not decision.admit or budget is not None):
+            self._complain(f"{decision} at the start of a wave")
+
+    @staticmethod
+    def _is_gated_prompt(request, tokens):
+        before = request.num_computed_tokens - tokens
+        return before < request.num_prompt_tokens
+
+    def _complain(self, what):
+        where = f"rank {self.dp_rank} wave {self.current_wave} step {self.step_counter}"
+        self.trace.violations.append(f"{where}: {what}")
+
+
+class CheckedModelEngine(CheckedEngine, ModelEngine):
+    """The same, with the model."""
+
+
+PAUSES = ("keep", "keep", "wait", "abort")
+
+
+def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
+    """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
+    for wave in range(waves):
+        aborts = rng.random() < 0.3
+        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts, **sizes)
+        if rng.random() < 0.5:
+            mode = rng.choice(pauses)
+            ranks.call("pause_scheduler", mode, False)
+            burst(ranks, rng, f"p{wave}", rng.randint(0, 5), **sizes)
+            ranks.call("resume_scheduler")
+        ranks.poll()
+        burst(ranks, rng, f"x{wave}", rng.randint(0, 10), **sizes)
+        if rng.random() < 0.7:
+            ranks.drain()
+    ranks.drain()
+
+
+@pytest.mark.parametrize(("policy", "how"), zip(POLICIES, HOW, strict=True))
+def test_waves(moe_model, policy, how, pytestconfig):
+    waves = pytestconfig.getoption("--waves") // (2 * len(POLICIES))
+    arguments = loop_arguments(
+        moe_model,
+        **HOW[how],
+        enable_prefix_caching=True,
+        # Blocks for one long request: others are preempted.
+        additional_config={"kv_blocks": 18, "shared_prefix": 48},
+        cpu_distributed_timeout_seconds=30,
+        data_parallel_balance=policy,
+    )
+    with Ranks(3, CheckedEngine, **arguments) as ranks:
+        stress(ranks, random.Random(f"{policy}{waves}"), waves)
+        reports = ranks.stop()
+    check(reports, waves)
+
+
+def check(reports, waves):
+    """That the waves came to their end, and that there was something to see."""
+    traces = [trace for trace, _ in reports]
+    assert [leftover for _, leftover in reports] == [0, 0, 0]
+    assert [trace.violations for trace in traces] == [[], [], []]
+    assert traces[0].waves >= waves / 2
+    assert sum(trace.closed for trace in traces) > 0, "nothing was gated"
+    assert sum(trace.preemptions for trace in traces) > 0
+    print(
+        f"{traces[0].waves} waves, {sum(t.finished for t in traces)} requests, "
+        f"{len(traces[0].steps)} steps with work on rank 0, "
+        f"{sum(t.preemptions for t in traces)} preemptions"
+    )
+
+
+PROMPT, OUTPUT = 60, NEW_TOKENS
+"""The most tokens of a prompt, and of an answer, of the model's waves."""
+BLOCK = SHARED = 32
+"""Tokens that all prompts have in common where prefixes are shared."""
+
+
+def ranks_with_the_model(engine_class, model, policy, **arguments):
+    """Three, each with a KV cache that two long requests fill."""
+    defaults = {
+        "max_model_len": 96,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 5,
+        "dtype": "float32",
+        "enable_expert_parallel": True,
+        "cpu_distributed_timeout_seconds": 30,
+        "data_parallel_balance": policy,
+    }
+    arguments = loop_arguments(model, **defaults | arguments)
+    return Ranks(3, engine_class, **arguments)
+
+
+STOPS = {
+    "pause": (("pause_scheduler", "keep", False), ("resume_scheduler",)),
+    "sleep": (("sleep", 1, "keep"), ("wake_up",)),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stop_clears_what_was_decided(moe_model, stop):
+    """Rank 0 is full when all stop, so that `cap` holds; nobody knows it afterwards."""
+
+    class Witness(LoopEngine):
+        def _record(self, output):
+            new = [request.req_id for request in output.scheduled_new_reqs]
+            admits = self.scheduler.balance_gate.decision.admit
+            self.trace.steps.append((self.current_wave, self.step_counter, admits, new))
+            if self.current_wave == 0:
+                time.sleep(0.1)  # so that the stop comes long before the end
+
+    stopping, starting = STOPS[stop]
+    with Ranks(
+        2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap")
+    ) as ranks:
+        for number in range(4):
+            ranks.submit(0, f"long-{number}", 10, 200)
+        for _ in range(2):  # answered when they have come in, and after another step
+            ranks.call("is_scheduler_paused")
+        ranks.call(*stopping)
+        ranks.submit(1, "late", 10, 20)
+        ranks.call(*starting)
+        ranks.drain()
+        (full, _), (other, _) = ranks.stop()
+    *_, last_before = (step for step in full.steps if step[0] == 0)
+    first_after = next(step for step in other.steps if step[0] == 1)
+    assert last_before[2:] == (False, [])
+    assert first_after == (1, 0, True, ["late"])
+    assert full.finished == 4
+
+
+def test_a_rank_that_runs_dummy_batches_does_not_hold_the_others(moe_model):
+    """`align` would wait for 50 steps for it if it counted as running something."""
+
+    class Patient(LoopEngine):
+        held_steps = 0
+
+        def _record(self, output):
+            super()._record(output)
+            held = self.scheduler.balance_gate.held
+            self.held_steps = self.held_steps + 1 if held else 0
+            self.trace.closed = max(self.trace.closed, self.held_steps)
+
+    arguments = loop_arguments(moe_model, data_parallel_balance="align")
+    with Ranks(2, Patient, **arguments) as ranks:
+        for number in range(30):
+            ranks.submit(0, f"request-{number}", 20, 20)
+        ranks.drain()
+        (busy, _), (idle, _) = ranks.stop()
+    assert busy.finished == 30
+    assert not idle.steps
+    assert busy.closed <= 2, "held for longer"

@@ -1,0 +1,159 @@
+"""The emulated device in a real server: it waits as its cost model says."""
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hostile_scheduler import FOLDER
+from vllm_balance.reference import emulated_config
+from vllm_server import Server
+
+RANKS = 2
+DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
+OPTIONS = [
+    "--data-parallel-size",
+    str(RANKS),
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-model-len",
+    "1024",
+    "--enforce-eager",
+    "--no-enable-prefix-caching",
+    "--seed",
+    "0",
+]
+
+
+def device(**options: Any) -> list[str]:
+    return ["--additional-config", json.dumps({"emulated_device": DEVICE | options})]
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [
+        [rng.randrange(3, 200) for _ in range(rng.randrange(5, 500))]
+        for _ in range(count)
+    ]
+
+
+def test_a_small_cache_preempts(tmp_path, moe_model):
+    # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
+    options = [
+        *OPTIONS,
+        "--async-scheduling",
+        "--block-size",
+        "16",
+        "--num-gpu-blocks-override",
+        "66",
+    ]
+    quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
+    with Server(tmp_path, moe_model, *options, *quick, forked=True) as server:
+        asked = prompts(24)
+        first = server.complete(asked, 100, concurrency=24, ignore_eos=False)
+        again = server.complete(asked, 100, concurrency=3, ignore_eos=False)
+        assert first == again
+        assert {len(tokens) for tokens in first} == {100}
+        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
+
+
+@pytest.mark.slow
+def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_model):
+    """Rank 1 decodes, and rank 0 has one long prompt after another: 16 such steps."""
+    options = [
+        "-dp",
+        "2",
+        "--data-parallel-balance",
+        "adaptive",
+        "--max-num-seqs",
+        "16",
+        "--max-num-batched-tokens",
+        "256",
+        "--max-model-len",
+        "4096",
+        "--no-enable-prefix-caching",
+        "--scheduler-cls",
+        "hostile_scheduler.Begun",
+    ]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), FOLDER: str(tmp_path)}
+    quick = device(t0=0.01, a=0.0005, b=0.001, c=0.05)
+    with (
+        Server(
+            tmp_path, moe_model, *options, *quick, environment=environment
+        ) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+
+        def ask(rank: int, prompt: int, tokens: int) -> int:
+            answer = server.ask(rank, prompt=[5] * prompt, max_tokens=tokens)
+            return int(answer.status_code)
+
+        decodes = [pool.submit(ask, 1, 20, 250) for _ in range(24)]
+        while server.metric("vllm:generation_tokens_total").get(1, 0) < 100:
+            time.sleep(0.1)
+        assert [ask(0, 2000, 4) for _ in range(12)] == [200] * 12
+        assert {each.result() for each in decodes} == {200}
+    counts = json.loads((tmp_path / "rank-0.json").read_text())
+    print(counts)
+    assert "dummy" not in counts
+    assert counts["least"] > 0, "nothing was held"
+
+
+@pytest.mark.parametrize("launch", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
+def test_costs_are_learned_where_launches_block(tmp_path, moe_model, launch):
+    """Taken for those of the step before, prompts would seem to take no time."""
+    options = [*OPTIONS, "--async-scheduling", "--data-parallel-balance", "adaptive"]
+    blocks = device(t0=0.02, a=0.0, b=0.001, c=0.0, launch=launch)
+    rng = random.Random(2)
+    lengths = [rng.randrange(5, 40) for _ in range(80)]
+    with Server(tmp_path, moe_model, *options, *blocks) as server:
+        server.complete(prompts(80), lengths, concurrency=8)
+        cost = {
+            part: server.metric("vllm:dp_balance_step_cost_seconds", part=part)[0]
+            for part in ("decode", "own", "shared", "padding")
+        }
+    print(cost)
+    assert 0.75 * 0.02 < cost["decode"] < 0.2
+    assert cost["own"] + cost["shared"] + cost["padding"] > 0.75 * 256 * 0.001
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("fast", "give an object, not 'fast'"),
+        ({"t0": 1}, "lacks a, b, c"),
+        (DEVICE | {"speed": 1}, "unknown speed; choose from .*, phi, projection, t0"),
+        (DEVICE | {"attention": 1e-9}, "unknown attention; choose from a, b, c"),
+        (DEVICE | {"t0": -1}, "cost model: t0 is -1"),
+        (DEVICE | {"launch": 2}, "cost model: launch is 2; give 0 to 1"),
+    ],
+)
+def test_bad_option_is_refused(options, message):
+    with pytest.raises(ValueError, match=f"emulated_device: .*{message}"):
+        emulated_config.parse(options)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "role", "message"),
+    [(2, "kv_consumer", "--tensor-parallel-size"), (1, "kv_producer", "--kv-transfer")],
+)
+def test_what_it_cannot_emulate_is_refused(world_size, role, message):
+    config = SimpleNamespace(
+        additional_config={"emulated_device": DEVICE},
+        parallel_config=SimpleNamespace(world_size=world_size),
+        speculative_config=None,
+        kv_transfer_config=SimpleNamespace(kv_role=role),
+        use_v2_model_runner=False,
+    )
+    with pytest.raises(ValueError, match=message):
+        emulated_config.check(config)
+    config.parallel_config.world_size = 1
+    config.kv_transfer_config.kv_role = "kv_consumer"
+    emulated_config.check(config)
