@@ -1,6 +1,6 @@
 """A real data parallel engine loop, in the process of a rank that `dp_ranks` starts.
 
-The tests of the engine run it, and `hosts.py` measures with it.
+The tests of the engine run it.
 
 Upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the real balance gate
 and a real gloo group. A `LoopEngine` has a stand-in for the model, which answers every

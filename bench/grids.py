@@ -1,20 +1,18 @@
-"""What is simulated: regimes, no barrier, one rank, deployments, agents, single roles.
+"""What is simulated: regimes, one rank, agents, and instances of one role.
 
 Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
 dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
 vLLM 0.23.
 """
 
-import csv
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from no_barrier import without_barrier
-from vllm_balance.simulator.front_end.load_balancers import AS_SERVED, BY_PREFIXES
+from vllm_balance.core.policies import LatencyLimits
+from vllm_balance.simulator.front_end.load_balancers import AS_SERVED
 from vllm_balance.simulator.rank.limits import BLOCK_SIZE, RankLimits
 from vllm_balance.simulator.requests.arrivals import ClientTraffic, Frontend
 from vllm_balance.simulator.requests.traces import TimedTrace, Trace, read_trace
@@ -50,35 +48,28 @@ def served(limits: RankLimits, cost: CostModel, *parts: Any, **more: Any) -> Sce
     return Scenario(limits, cost, *parts, frontend, **more)
 
 
-VLLM = {"load_balancer": "0.23"}
-OURS = {"load_balancer": BY_PREFIXES}
+LIMITS = "adaptive, 2 s and 100 ms"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "our dispatch alone": ("off", OURS),
-    "align, vLLM's dispatch": ("align", VLLM),
-    "align, our order": ("align", {"short_first": True}),
-    "adaptive, in order, vLLM's dispatch": ("adaptive", VLLM | {"short_first": False}),
-    "adaptive, in order": ("adaptive", {"short_first": False}),
-    "adaptive, vLLM's dispatch": ("adaptive", VLLM),
+    LIMITS: ("adaptive", {"latency_limits": LatencyLimits(2.0, 0.1)}),
+    "adaptive, vLLM's dispatch": ("adaptive", {"load_balancer": "0.23"}),
     "adaptive, one API server": ("adaptive", {"frontend": Frontend()}),
-    "off, one API server": ("off", {"frontend": Frontend()}),
     "off, vLLM 0.30": ("off", {"load_balancer": "0.30"}),
     "align, sessions kept": ("align", {"load_balancer": "session-affinity"}),
     "align, TensorRT-LLM's router": ("align", {"load_balancer": "trtllm-kv-aware"}),
 }
 """By name, a policy that is served in another way than its own, and what differs."""
+NEAR = "off", "align", "sglang-100", "sglang23-30", "atom", "mindie-waste"
+"""Rules that come near in some cell. SGLang's scripts for Ascend set 100 passes."""
 RIVALS = (
-    "off",
-    "align",
-    "sglang-100",
-    "sglang-200",
-    "sglang23-30",
-    "sglang23-200",
-    "atom",
-    "eb",
+    *NEAR,
+    "cap",
+    "tensorrt-60-0",
+    "vllm-4",
+    "vllm-8",
+    "sglang23-30-10",
+    "mindie-laxity",
 )
-"""SGLang's launch scripts for Ascend set 100 or 200 passes."""
-APART = tuple(VARIANTS)[:8]
-"""Which show whose a gain is, and what another number of API servers does."""
+"""With those that do not, which are run in the first regime and at random arrivals."""
 
 # ---- Regimes
 
@@ -110,12 +101,6 @@ WINDOWS = (
     *(Window(*MOONCAKE, first, 600) for first in (700, 3600)),
 )
 """No constant was chosen on them."""
-UNSEEN = (
-    *(Window(*CODE, first, 1500) for first in (0, 3000, 4450)),
-    *(Window(*CONV, first, 1500) for first in (0, 4600, 6200, 7800, 9400)),
-    *(Window(*MOONCAKE, first, 600) for first in (0, 1350, 1950, 2550, 3000)),
-)
-"""By which nothing was judged before it was settled."""
 FIRST, LONGER = WINDOWS[::2], [Window(*each, 100, 4096) for each in (CODE, CONV)]
 FILLING = 256
 """Slots of a rank whose cache fills long before they are in use."""
@@ -140,7 +125,7 @@ class Regime(NamedTuple):
     cost: CostModel = replace(DEEPSEEK_V3_1, phi=0.3)
     windows: Sequence[Window] = FIRST
     loads: Sequence[float | None] = (None, 0.9)
-    policies: Sequence[str] = ("adaptive", *RIVALS)
+    policies: Sequence[str] = ("adaptive", LIMITS, *NEAR)
     more: Mapping[str, Any] = {}
     """What else differs in the scenario."""
 
@@ -162,18 +147,17 @@ class Regime(NamedTuple):
         )
 
 
-MANY = ("adaptive", "off", "align", "sglang-100", "atom")
 USUAL = Regime(
     windows=WINDOWS,
     loads=(None, 0.3, 0.6, 0.9),
-    policies=("adaptive", "cap", *RIVALS, *APART),
+    policies=("adaptive", LIMITS, *RIVALS),
 )
 REGIMES = {
     "8 ranks, 32 slots, steps of 8,192": USUAL,
     "2 ranks": Regime(2),
     "4 ranks": Regime(4),
-    "32 ranks": Regime(32, windows=LONGER, policies=MANY),
-    "64 ranks": Regime(64, windows=LONGER, policies=MANY),
+    "32 ranks": Regime(32, windows=LONGER),
+    "64 ranks": Regime(64, windows=LONGER),
     "2 ranks, 256 slots, caches that fill": Regime(2, 256),
     "4 ranks, 256 slots, caches that fill": Regime(4, 256),
     "8 ranks, 256 slots, caches that fill": Regime(8, 256),
@@ -207,7 +191,7 @@ def regimes() -> Iterator[Cell]:
                 labels |= {"load": load}
                 scenario, rate = regime.scenario(window), window.rate()
                 yield Cell(labels, scenario, regime.policies, (0,), load, rate)
-    policies, cost = ("adaptive", *RIVALS), USUAL.cost
+    policies, cost = USUAL.policies, USUAL.cost
     for of, workload in (("600/300", CHAT), ("2000/200", PROMPTS)):
         for ranks in (4, 16):
             for load in (0.35, 0.5, 0.65):
@@ -220,23 +204,7 @@ def regimes() -> Iterator[Cell]:
             name = "4 ranks, half the cache, drawn lengths"
             labels = {"regime": name, "of": of, "first": phi, "load": None}
             scenario = drawn(workload, 4, replace(cost, phi=phi), blocks)
-            yield Cell(labels, scenario, policies, (2, 4))
-
-
-# ---- No barrier
-
-VARIANTS["off, no barrier"] = "off", {"cost": without_barrier(USUAL.cost)}
-
-
-def barrier() -> Iterator[Cell]:
-    """Unseen windows in the first regime, and what the same ranks would do without."""
-    regime = USUAL._replace(windows=UNSEEN)
-    policies = "off", "adaptive", "off, no barrier"
-    for window in regime.windows:
-        for load in regime.loads:
-            labels = {"of": window.trace, "first": window.first, "load": load}
-            scenario, rate = regime.scenario(window), window.rate()
-            yield Cell(labels, scenario, policies, (0,), load, rate)
+            yield Cell(labels, scenario, Regime().policies, (2, 4))
 
 
 # ---- One rank
@@ -252,232 +220,8 @@ def one_rank() -> Iterator[Cell]:
                 for load in loads:
                     labels = {"c": c, "slots": slots, "of": window.trace, "load": load}
                     scenario, rate = regime.scenario(window), window.rate()
-                    policies = "adaptive", "off", "eb"
+                    policies = "adaptive", "off"
                     yield Cell(labels, scenario, policies, (0,), load, rate)
-
-
-# ---- Deployments of upstream
-
-
-class Deployment(NamedTuple):
-    """How upstream serves and measures models, by what a scenario depends on."""
-
-    ranks: int
-    slots: int
-    step_tokens: int
-    drafts: int
-    asynchronous: bool
-    clients: int
-    prompts: int
-    prompt_len: int
-    hits: int
-    """Per cent of the prompt that is cached."""
-    output_len: int
-
-    def scenario(self, cost: CostModel) -> Scenario:
-        """All ranks have what prompts share from the start."""
-        rates = ACCEPTANCE[: self.drafts]
-        return served(
-            RankLimits(
-                self.ranks, self.slots, self.step_tokens, acceptance_rates=rates
-            ),
-            cost,
-            Workload(
-                self.prompts,
-                str(self.prompt_len),
-                str(self.output_len),
-                prefix_share=self.hits / 100,
-                num_prefixes=1,
-                prefixes_cached=True,
-            ),
-            ClientTraffic(max_concurrency=self.clients),
-            async_scheduling=self.asynchronous,
-        )
-
-
-DEVICES = {
-    "A2": ("a2-dp4-tp4", "a2-dp8-tp4-sparse"),
-    "A3, padded": ("a3-dp4-tp4-padded", "a3-dp8-tp4-sparse-padded"),
-    "A3": ("a3-dp4-tp4", "a3-dp8-tp4-sparse"),
-}
-"""Presets of MLA, and of the sparse attention of GLM-5."""
-
-
-def model(config: str) -> str:
-    """The model of a configuration, by its name."""
-    name = re.match(r"[A-Za-z]+-?[A-Z]?\d+[._]\d+", config)
-    assert name is not None, config
-    return name[0].replace("_", ".")
-
-
-def deployments() -> Iterator[Cell]:
-    """What upstream serves with its switch on, once each; deployments.tsv has it."""
-    alike: dict[Deployment, list[dict[str, str]]] = {}
-    with (FOLDER / "deployments.tsv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
-            numbers = row | {"asynchronous": row["async"] == "yes"}
-            made = Deployment(*(int(numbers[name]) for name in Deployment._fields))
-            alike.setdefault(made, []).append(row)
-    for device, presets in DEVICES.items():
-        for deployment, rows in alike.items():
-            models = sorted({model(row["config"]) for row in rows})
-            published = [float(x["published"]) for x in rows if x["published"] != "-"]
-            labels = {"device": device, "models": models, **deployment._asdict()}
-            is_sparse = all(name.startswith("GLM") for name in models)
-            scenario = deployment.scenario(PRESETS[presets[is_sparse]])
-            labels["published"] = published
-            rules = "adaptive", "cap", *RIVALS, "sglang-30"
-            yield Cell(labels, scenario, rules, (0, 1, 2))
-
-
-# ---- What others have published
-
-
-class Published(NamedTuple):
-    """A figure that somebody measured on A3, and what makes the same here."""
-
-    of: str
-    figures: Mapping[str, float]
-    """As they were published, by name of a figure here."""
-    rule: str
-    cost: CostModel
-    limits: RankLimits
-    clients: int
-    prompts: int
-    prompt_len: int
-    output_len: int
-    role: str = "both"
-    is_fitted: bool = False
-    """Whether a constant of the preset is derived from it."""
-
-
-R1_DRAFTS = 0.82, 0.6, 0.41
-"""Of SGLang's three drafts: 1.83 are accepted, as published; of each alone assumed."""
-TPOT = "mean_tpot_ms"
-
-
-def sglang(
-    preset: str,
-    parallel: int,
-    limits: tuple[int, int, int],
-    load: tuple[int, int],
-    lengths: tuple[int, int],
-    *,
-    tpot: float,
-    rule: str = "off",
-    drafts: int = 3,
-    **more: Any,
-) -> Published:
-    """From SGLang's pages on Ascend: DeepSeek-R1.
-
-    Args:
-        preset: of the step times.
-        parallel: tensor parallel size.
-        limits: ranks, slots, tokens of a step.
-        load: clients and prompts.
-        lengths: prompt and output tokens.
-        tpot: as published, in milliseconds.
-        rule: what holds prompts.
-        drafts: of a request.
-        more: of `Published`.
-    """
-    cost = PRESETS[preset]
-    ranks, slots, step = limits
-    clients, prompts = load
-    prompt_len, output_len = lengths
-    if ranks * parallel == 32 and parallel == 2:  # has none of its own
-        cost = replace(cost, a=cost.a / 2)
-    kind = ", decodes" if "role" in more else f", {rule}"
-    name = f"SGLang, DP {ranks} TP {parallel}, {drafts} drafts, {prompt_len:,} → "
-    name += f"{output_len:,}, {clients} clients{kind}"
-    return Published(
-        name,
-        {TPOT: tpot, **more.pop("figures", {})},
-        rule,
-        cost,
-        RankLimits(ranks, slots, step, acceptance_rates=R1_DRAFTS[:drafts]),
-        clients,
-        prompts,
-        prompt_len,
-        output_len,
-        **more,
-    )
-
-
-def afd_plugin(slots: int, prompt_len: int, tpot: float) -> Published:
-    """The baseline of vllm-project/afd-plugin."""
-    return Published(
-        f"afd-plugin's baseline, DeepSeek-V3.2, DP 64 TP 1, {prompt_len:,} tokens of "
-        f"{slots} requests a rank, decodes",
-        {TPOT: tpot},
-        "off",
-        PRESETS["a3-dp64-tp1-sparse"],
-        RankLimits(64, slots, 4096),
-        64 * slots,
-        64 * slots,
-        prompt_len,
-        128,
-        is_fitted=True,
-        **ALONE,
-    )
-
-
-ALONE: dict[str, Any] = {"role": "decode"}
-WHOLE_RUN = {"output_throughput": 2497, "median_ttft_ms": 3900, "p99_ttft_ms": 26_900}
-DP4, DP16, DP32 = "a3-dp4-tp4", "a3-dp16-tp1", "a3-dp32-tp1"
-WHOLE_PROMPTS = 4, 36, 7144
-"""Steps take two of them beside 144 tokens that decode."""
-USUAL_LENGTHS = 3500, 1500
-PUBLISHED = (
-    sglang(
-        DP4,
-        4,
-        WHOLE_PROMPTS,
-        (144, 576),
-        USUAL_LENGTHS,
-        tpot=49.8,
-        rule="sglang-30",
-        figures=WHOLE_RUN,
-    ),
-    sglang(DP4, 4, WHOLE_PROMPTS, (144, 288), USUAL_LENGTHS, tpot=29.3, **ALONE),
-    sglang(
-        DP16, 1, (16, 14, 3556), (224, 896), USUAL_LENGTHS, tpot=50, rule="sglang-200"
-    ),
-    sglang(
-        DP16, 1, (16, 16, 2112), (256, 1024), (2048, 2048), tpot=50, rule="sglang-30"
-    ),
-    sglang(
-        DP16,
-        1,
-        (16, 24, 4096),
-        (320, 640),
-        USUAL_LENGTHS,
-        tpot=41.9,
-        is_fitted=True,
-        **ALONE,
-    ),
-    sglang(
-        DP16, 1, (16, 26, 4096), (416, 832), (3584, 1536), tpot=50, drafts=2, **ALONE
-    ),
-    sglang(
-        DP32, 1, (32, 26, 4096), (768, 1536), USUAL_LENGTHS, tpot=50, drafts=2, **ALONE
-    ),
-    sglang(DP32, 2, (16, 2, 4096), (32, 32), (6000, 1600), tpot=20.5, **ALONE),
-    afd_plugin(16, 16_384, 68.8),
-    afd_plugin(8, 32_768, 47.6),
-)
-"""TPOT of 50 and 20.5 ms are in headings; others are of a run that is shown."""
-
-
-def published() -> Iterator[Cell]:
-    """What others have published of A3, and what is simulated of it."""
-    for each in PUBLISHED:
-        labels = {"of": each.of, "published": each.figures, "fitted": each.is_fitted}
-        workload = Workload(each.prompts, str(each.prompt_len), str(each.output_len))
-        traffic = ClientTraffic(max_concurrency=each.clients)
-        scenario = served(each.limits, each.cost, workload, traffic, role=each.role)
-        rules = [each.rule] if each.role == "decode" else [each.rule, "off", "adaptive"]
-        yield Cell(labels, scenario, rules)
 
 
 # ---- Agents, and instances that only prefill or only decode
@@ -537,10 +281,7 @@ def agents() -> Iterator[Cell]:
 
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
-    "barrier": barrier,
     "one_rank": one_rank,
-    "deployments": deployments,
-    "published": published,
     "agents": agents,
 }
 """By the name of the result."""

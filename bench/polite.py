@@ -2,13 +2,13 @@
 
 ::
 
-    PYTHONPATH=tests/engine build/env/reference/bin/python bench/polite.py [--rounds N]
+    build/env/reference/bin/python bench/polite.py [--rounds N]
 
 Each round serves `off`, then `adaptive`, on two emulated ranks, and polite clients ask
 for answers of 4 and of 32 tokens, alone and beside one client of eight connections.
 What that sends is nothing but large, and within the limits of docs/reference.md; with
 `--hostile usual` it is as usual as the polite, which tells what part the machine has.
-Three rounds take a quarter of an hour.
+Answers of one token come first, which tell what is made once. Three rounds take 20 min.
 """
 
 import argparse
@@ -16,8 +16,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -25,14 +27,18 @@ from pathlib import Path
 
 import aiohttp
 
+from ports import free_port
 from vllm_balance.reference import tiny_models
-from vllm_server import Server
+from vllm_balance.server_api import Endpoint
+from vllm_balance.trial.server import Server
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 EMULATED = json.dumps({"emulated_device": DEVICE}, separators=(",", ":"))
 OPTIONS = f"""-dp 2 --async-scheduling --max-num-seqs 64 --max-num-batched-tokens 512
 --max-model-len 1024 --no-enable-prefix-caching --additional-config {EMULATED}"""
 POLITE_CLIENTS, CONNECTIONS, SECONDS = 20, 8, 25
+POLICIES = ("off", "adaptive")
+READY_S = 600.0
 
 
 def enum(size):
@@ -53,7 +59,20 @@ HOSTILE = {
 }
 
 
-async def phase(url, tokens, seconds, hostile):
+@contextlib.contextmanager
+def serving(model, policy):
+    """The address of a server with that policy."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    words = f"serve {model} --port {port} {OPTIONS} --data-parallel-balance {policy}"
+    with Server([vllm, *words.split()], model.parent / "log", os.environ) as server:
+        server.start()
+        server.wait_until_ready(Endpoint(url), READY_S)
+        yield url
+
+
+async def phase(url, tokens, hostile):
     """What each polite request took, and what the others were answered."""
     took, statuses = [], Counter()
     polite = {"prompt": [5] * 20, "max_tokens": tokens, "ignore_eos": True}
@@ -74,15 +93,12 @@ async def phase(url, tokens, seconds, hostile):
             await answer.read()
             return answer.status
 
-    kind, connector = (
-        {"Content-Type": "application/json"},
-        aiohttp.TCPConnector(limit=0),
-    )
-    async with aiohttp.ClientSession(url, headers=kind, connector=connector) as session:
+    how = {"headers": {"Content-Type": "application/json"}}
+    async with aiohttp.ClientSession(url, **how) as session:
         clients = [be_polite(random.Random(i)) for i in range(POLITE_CLIENTS)]
         clients += [be_hostile(i) for i in range(CONNECTIONS) if hostile]
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*clients), seconds)
+            await asyncio.wait_for(asyncio.gather(*clients), SECONDS)
     return took, statuses
 
 
@@ -98,25 +114,26 @@ def main():
     rows, statuses = defaultdict(list), Counter()
     with tempfile.TemporaryDirectory() as name:
         model = tiny_models.make("moe", Path(name))
-        for _, policy in itertools.product(range(of.rounds), ("off", "adaptive")):
-            options = *OPTIONS.split(), "--data-parallel-balance", policy
-            with Server(Path(name), model, *options) as server:
-                asyncio.run(phase(server.url, 4, 5, bodies))  # what is made once
-                for tokens in (4, 32):
-                    alone, _ = asyncio.run(phase(server.url, tokens, SECONDS, ()))
-                    both = phase(server.url, tokens, SECONDS, bodies)
-                    beside, told = asyncio.run(both)
+        for _, policy in itertools.product(range(of.rounds), POLICIES):
+            with serving(model, policy) as url:
+                for hostile, tokens in itertools.product(((), bodies), (1, 4, 32)):
+                    took, told = asyncio.run(phase(url, tokens, hostile))
                     statuses += told
-                    rows[policy, tokens].append((alone, beside))
+                    rows[policy, tokens, bool(hostile)].append(took)
     print(f"the one client was told {dict(statuses)}")
-    for ((policy, tokens), pairs), at in itertools.product(rows.items(), (50, 95)):
-        cuts = [
-            [statistics.quantiles(x, n=100)[at - 1] for x in each] for each in pairs
-        ]
-        alone, beside = map(statistics.median, zip(*cuts, strict=True))
-        ratios = " ".join(f"{b / a:.2f}x" for a, b in sorted(cuts))
-        what = f"{alone:.3f} s alone, {beside:.3f} s beside: {ratios}"
-        print(f"{policy}, {tokens} tokens, {at} % in: {what}")
+    for policy, tokens, at in itertools.product(POLICIES, (4, 32), (50, 95)):
+        alone, beside = (
+            [
+                statistics.quantiles(took, n=100)[at - 1]
+                for took in rows[policy, tokens, is_beside]
+            ]
+            for is_beside in (False, True)
+        )
+        ratios = " ".join(f"{b / a:.2f}x" for a, b in zip(alone, beside, strict=True))
+        medians = "{:.3f} s alone, {:.3f} s beside".format(
+            *map(statistics.median, (alone, beside))
+        )
+        print(f"{policy}, {tokens} tokens, {at} % within {medians}, by rounds {ratios}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 ::
 
-    PYTHONPATH=tools .venv/bin/python bench/real.py [--minutes N] [--cells REGEX]
-    PYTHONPATH=tools .venv/bin/python bench/real.py --against CHECKOUT
+    PYTHONPATH=tools:. .venv/bin/python bench/real.py [--minutes N] [--cells REGEX]
+    PYTHONPATH=tools:. .venv/bin/python bench/real.py --against CHECKOUT
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
 or 768 where cores are slow. Each cell is a trial of four policies on one server, under

@@ -33,9 +33,10 @@ import tables
 from grids import GRIDS, VARIANTS, Cell
 from rivals.known import CONTROLLERS
 from rivals.routers import ROUTERS
+from vllm_balance.core.policies import LatencyLimits
 from vllm_balance.simulator import loop, scenario
 from vllm_balance.simulator.front_end.load_balancers import LOAD_BALANCERS
-from vllm_balance.simulator.metrics import measure, percentile
+from vllm_balance.simulator.metrics import attainment, measure, percentile
 from vllm_balance.simulator.requests.arrivals import ClientTraffic
 from vllm_balance.simulator.results import versions
 from vllm_balance.simulator.scenario import Scenario
@@ -77,24 +78,15 @@ def execute(task: Task) -> tuple[str, Figures]:
     measured = {name: getattr(found, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
     figures = {n: round(v, 2) for n, v in measured.items() if v is not None}
-    for name, limits in tables.LIMITS.items():
-        figures[name] = round(attained(run, *limits), 4)
+    for name, (ttft, tpot) in tables.LIMITS.items():
+        limits = LatencyLimits(ttft / 1e3, tpot / 1e3)
+        figures[name] = round(attainment(run, limits), 4)
     per_token = [(r.done - r.sent) / r.output_len for r in run.requests]
     figures["p90_per_token_ms"] = round(1e3 * percentile(sorted(per_token), 0.9), 2)
     prompts = sum(request.prompt_len for request in run.requests)
     figures["computed"] = round(sum(step.prefill for step in run.steps) / prompts, 4)
     figures["requests_per_s"] = round(served_rate(run), 4)
     return task.key, figures
-
-
-def attained(run: loop.Run, ttft_ms: float, tpot_ms: float) -> float:
-    """Share of the requests with a TTFT and a TPOT within the limits."""
-    return statistics.fmean(
-        1e3 * (request.first_token - request.sent) <= ttft_ms
-        and 1e3 * (request.done - request.first_token)
-        <= tpot_ms * max(1, request.output_len - 1)
-        for request in run.requests
-    )
 
 
 def served_rate(run: loop.Run) -> float:

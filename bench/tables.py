@@ -19,7 +19,7 @@ Results = Mapping[str, Any]
 
 PAGES = "README.md", "docs/results.md", "docs/measurements.md"
 USUAL = "8 ranks, 32 slots, steps of 8,192"
-MEAN, TAIL, SERVED = "mean_e2el_ms", "p99_ttft_ms", "output_throughput"
+MEAN, TAIL = "mean_e2el_ms", "p99_ttft_ms"
 TPOT = "mean_tpot_ms"
 LIMITS = {
     "goodput": (2000, 100),
@@ -31,7 +31,8 @@ LIMITS = {
 """Figures that are the share of requests with a TTFT and a TPOT within so many
 milliseconds: MLPerf's of servers of DeepSeek-R1, MindIE's defaults, and llm-d's
 planner's of code and chat."""
-STRICT = tuple(LIMITS)[1]
+BEHIND = -0.02
+"""A lead below this is a cell that is behind."""
 
 geometric = statistics.geometric_mean
 
@@ -61,7 +62,6 @@ def rivals(cell: Cell) -> list[str]:
         for name in cell["policies"]
         if not name.startswith("adaptive")
         and (", " not in name or cell.get("of") == "agents")
-        and name != "our dispatch alone"
     ]
 
 
@@ -80,14 +80,9 @@ def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> 
     return geometric(figure(c, one, name) / figure(c, over, name) for c in cells)
 
 
-def mean_lead(cells: Sequence[Cell]) -> float:
+def mean_lead(cells: Iterable[Cell]) -> float:
     """From the geometric mean of the ratios."""
     return 1 - geometric(1 - lead(cell) for cell in cells)
-
-
-def percent(share: float, form: str = "+.1f") -> str:
-    """With its sign."""
-    return f"{100 * share:{form}} %"
 
 
 def seconds(cell: Cell, policy: str, name: str = MEAN) -> str:
@@ -107,209 +102,154 @@ def place(cell: Cell) -> str:
 
 # ---- Regimes
 
+FIRST_TOKEN = "median_ttft_ms"
+WITHIN = "goodput"
+TIMES = MEAN, FIRST_TOKEN, TAIL
+LIMITED = "adaptive, 2 s and 100 ms"
+POISSON = "requests come at random, drawn lengths"
+
+
+def points(cell: Cell, one: str, over: str, name: str = WITHIN) -> float:
+    """How many more requests of a hundred keep the limits."""
+    return 100 * (figure(cell, one, name) - figure(cell, over, name))
+
+
+def ratio(cells: Sequence[Cell], one: str, over: str, name: str) -> str:
+    """Mean and most of a figure over that of another policy."""
+    most = max(figure(c, one, name) / figure(c, over, name) for c in cells)
+    return f"{mean_ratio(cells, one, over, name):.2f}; {most:.2f}"
+
+
+def more_within(cells: Sequence[Cell], one: str, over: str) -> str:
+    """Mean and least of `points`."""
+    more = [points(cell, one, over) for cell in cells]
+    return f"{statistics.fmean(more):+.1f}; {min(more):+.1f}"
+
+
+def ahead(cell: Cell, rival: str) -> float:
+    """By which share a rival's latency is shorter than that of `adaptive`."""
+    return 1 - figure(cell, rival) / figure(cell, "adaptive")
+
+
+def is_ahead_in_both(cell: Cell, rival: str) -> bool:
+    """Whether a rival is so in latency and in requests within the limits."""
+    return ahead(cell, rival) > 0 and points(cell, rival, "adaptive") > 0
+
 
 def regimes(results: Results) -> Rows:
-    """By regime how `adaptive` compares with `off` and with the best rival."""
-    head = ["regime", "cells", "latency", "lead", "worst", "TTFT p50", "most"]
-    rows: Rows = [head]
+    """By regime how `adaptive`, and with limits, compares with `off` and the best."""
+    head = ["regime", "cells", "latency over `off`", "lead over the best rule"]
+    head += ["TTFT p50 over `off`", "p99", "within, points", "behind in both"]
+    rows: Rows = [[*head, "with limits: latency", "p50", "p99", "within"]]
     by_regime = groups(results["regimes"]["cells"], "regime")
     everything = [cell for cells in by_regime.values() for cell in cells]
     for name, cells in [
         *((n, c) for (n,), c in by_regime.items()),
         ("all", everything),
     ]:
-        latency = f"{mean_ratio(cells, 'adaptive', 'off'):.2f}"
-        rows.append(
-            [name, str(len(cells)), latency, *leads(cells), *first_token(cells)]
-        )
-    return rows
-
-
-def leads(cells: Sequence[Cell]) -> list[str]:
-    """Over the best rival: the mean, and the worst with its rival and place."""
-    worst = min(cells, key=lead)
-    place_of = f"{best(worst)}, {place(worst)}"
-    return [f"{100 * mean_lead(cells):+.1f}", f"{100 * lead(worst):+.1f} ({place_of})"]
-
-
-def first_token(cells: Sequence[Cell]) -> list[str]:
-    """Of the medians over those of `off`: the mean, and the most."""
-    most = max(
-        figure(c, "adaptive", FIRST_TOKEN) / figure(c, "off", FIRST_TOKEN)
-        for c in cells
-    )
-    return [f"{mean_ratio(cells, 'adaptive', 'off', FIRST_TOKEN):.2f}", f"{most:.2f}"]
-
-
-def usual(results: Results) -> list[Cell]:
-    """The cells of the first regime, in which all variants are run."""
-    return select(results["regimes"]["cells"], regime=USUAL)
-
-
-def barrier(results: Results) -> Rows:
-    """How much of what the barrier costs `adaptive` wins; times are in seconds."""
-    rows: Rows = [["load", "`off`", "`adaptive`", "no barrier", "won"]]
-    names = "off", "adaptive", "off, no barrier"
-    for (load,), found in groups(results["barrier"]["cells"], "load").items():
-        means = [statistics.fmean(figure(c, n) for c in found) for n in names]
-        times = (f"{mean / 1e3:.1f}" for mean in means)
-        rows.append([load_name(load), *times, won(*means)])
-    return rows
-
-
-def won(off: float, adaptive: float, without: float) -> str:
-    """Of what `off` takes longer than ranks without a barrier."""
-    return percent((off - adaptive) / (off - without), ".0f")
-
-
-WITHIN = "within 2 s / 80 ms"
-"""Its column is the share of requests that keep both limits, in per cent."""
-
-
-def seen(cells: Sequence[Cell]) -> list[str]:
-    """What users see, `off` → `adaptive`, means of the cells."""
-    columns = [f"{mean_ratio(cells, 'adaptive', 'off'):.2f}"]
-    for name, form, unit in (
-        (FIRST_TOKEN, ".1f", 1e-3),
-        (TAIL, ".1f", 1e-3),
-        (TPOT, ".0f", 1),
-        (STRICT, ".0f", 100),
-    ):
-        off, now = (
-            unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
-            for policy in ("off", "adaptive")
-        )
-        columns.append(f"{off:{form}} → {now:{form}}")
-    return columns
-
-
-POISSON = "requests come at random, drawn lengths"
-
-
-def first_tokens(results: Results) -> Rows:
-    """What users see in windows of traces, and where requests come at random."""
-    head = ["requests, load", "latency", "TTFT p50, s", "TTFT p99, s", "TPOT, ms"]
-    rows: Rows = [[*head, WITHIN]]
-    for (of, load), cells in groups(usual(results), "of", "load").items():
-        rows.append([f"{of}, {load_name(load)}", *seen(cells)])
-    for cell in select(results["regimes"]["cells"], regime=POISSON):
-        where = f"{cell['of']}, {cell['first']} ranks, {load_name(cell['load'])}"
-        rows.append([where, *seen([cell])])
-    return rows
-
-
-def one_rank(results: Results) -> Rows:
-    """On a rank that waits for no other: figures of `adaptive` over those of `off`."""
-    head = ["c, ms", "slots", "time", "worst", "TTFT p50", "most", "TTFT p99", "most"]
-    rows: Rows = [[*head, "`eb`: time", "worst"]]
-    for (c, slots), cells in groups(results["one_rank"]["cells"], "c", "slots").items():
-        rows.append([f"{1e3 * c:g}", f"{slots}"])
-        for policy, name in (
-            *(("adaptive", each) for each in (MEAN, "median_ttft_ms", TAIL)),
-            ("eb", MEAN),
-        ):
-            ratios = [figure(x, policy, name) / figure(x, "off", name) for x in cells]
-            worst = f"{max(ratios):.3f}" if name == MEAN else f"{max(ratios):.2f}"
-            if name == MEAN and policy == "adaptive":
-                worst += f" ({place(cells[ratios.index(max(ratios))])})"
-            rows[-1] += [f"{geometric(ratios):.2f}", worst]
-    return rows
-
-
-# ---- Deployments
-
-
-def best_served(cell: Cell) -> str:
-    """The rival with most tokens per second."""
-    return max(rivals(cell), key=lambda name: figure(cell, name, SERVED))
-
-
-def served_lead(cell: Cell, over: str | None = None) -> float:
-    """Tokens per second over those of a rule, or of the best rival, less one."""
-    name = over or best_served(cell)
-    return figure(cell, "adaptive", SERVED) / figure(cell, name, SERVED) - 1
-
-
-def deployment(cell: Cell) -> str:
-    """A deployment in words."""
-    hits = f" ({cell['hits']} % cached)" if cell["hits"] else ""
-    slots = f"{cell['clients']} on {cell['ranks']} × {cell['slots']}"
-    lengths = f"{cell['prompt_len']:,}{hits} → {cell['output_len']:,}"
-    return f"{', '.join(cell['models'])}: {lengths}, {slots}"
-
-
-def deployments(results: Results) -> Rows:
-    """On A3 as upstream's tests have it, by deployment."""
-    head = ["deployment", "`off`, tok/s", "`cap`", "`adaptive`"]
-    rows: Rows = [[*head, "over the best other rule"]]
-    for cell in select(results["deployments"]["cells"], device="A3, padded"):
-        off = figure(cell, "off", SERVED)
-        gains = (figure(cell, n, SERVED) / off - 1 for n in ("cap", "adaptive"))
+        both = sum(any(is_ahead_in_both(c, n) for n in rivals(c)) for c in cells)
         rows.append(
             [
-                deployment(cell),
-                f"{off:.0f}",
-                *(percent(gain, "+.0f") for gain in gains),
-                f"{percent(served_lead(cell))} {best_served(cell)}",
+                name,
+                str(len(cells)),
+                f"{mean_ratio(cells, 'adaptive', 'off'):.2f}",
+                mean_and_worst(cells),
+                ratio(cells, "adaptive", "off", FIRST_TOKEN),
+                ratio(cells, "adaptive", "off", TAIL),
+                more_within(cells, "adaptive", "off"),
+                str(both),
+                f"{mean_ratio(cells, LIMITED, 'off'):.2f}",
+                *(ratio(cells, LIMITED, "off", each) for each in (FIRST_TOKEN, TAIL)),
+                more_within(cells, LIMITED, "off"),
             ]
         )
     return rows
 
 
-def devices(results: Results) -> Rows:
-    """Over all deployments, by device."""
-    rows: Rows = [["`adaptive` over", "device", "mean", "median", "least to most"]]
-    for over in ("cap", None):
-        for (device,), cells in groups(
-            results["deployments"]["cells"], "device"
-        ).items():
-            ratios = [1 + served_lead(cell, over) for cell in cells]
-            mean, median = geometric(ratios), statistics.median(ratios)
-            row = [f"`{over}`" if over else "the best other rule", device]
-            ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            rows.append([*row, f"{mean:.2f}", f"{median:.2f}", ends])
-    return rows
+def mean_and_worst(cells: Sequence[Cell]) -> str:
+    """Leads over the best rival; the worst with its rival and place."""
+    leads = [lead(cell) for cell in cells]
+    worst = cells[leads.index(min(leads))]
+    numbers = f"{100 * mean_lead(cells):+.1f}; {100 * min(leads):+.1f}"
+    return f"{numbers} ({best(worst)}, {place(worst)})"
 
 
-# ---- What others have published
+def usual(results: Results) -> list[Cell]:
+    """The cells of the first regime."""
+    return select(results["regimes"]["cells"], regime=USUAL)
 
 
-def error(simulated: float, published: float) -> str:
-    """Of what is simulated."""
-    return percent(simulated / published - 1, "+.0f")
+SEEN = ("off", "adaptive", LIMITED)
 
 
-def published(results: Results) -> Rows:
-    """What others measured on A3, and what is simulated of it."""
-    rows: Rows = [["what", "figure", "published", "simulated", "error"]]
-    names = {TPOT: "TPOT, ms", SERVED: "tokens/s", TAIL: "TTFT p99, s"}
-    names |= {"median_ttft_ms": "TTFT p50, s"}
-    for cell in results["published"]["cells"]:
-        rule, *_ = cell["policies"]
-        fitted = " (fitted to it)" * cell["fitted"]
-        for name, measured in cell["published"].items():
-            unit = 1e-3 if "ttft" in name else 1
-            found, told = (
-                f"{unit * x:.4g}" for x in (figure(cell, rule, name), measured)
+def first_tokens(results: Results) -> Rows:
+    """What users see, `off` → `adaptive` → with limits; of Poisson cells with ranks."""
+    head = ["requests, load", "latency, s", "TTFT p50, s", "TTFT p99, s", "TPOT, ms"]
+    limits = [*LIMITS.items()][:2]
+    rows: Rows = [[*head, *(f"≤ {a:,} and {b} ms, %" for _, (a, b) in limits)]]
+    by_place: dict[str, list[Cell]] = {}
+    poisson = select(results["regimes"]["cells"], regime=POISSON)
+    for cell in (*usual(results), *poisson):
+        ranks = f" on {cell['first']} ranks" * (cell["regime"] == POISSON)
+        where = f"{cell['of']}{ranks}, {load_name(cell['load'])}"
+        by_place.setdefault(where, []).append(cell)
+    for where, cells in by_place.items():
+        rows.append([where])
+        for name in (MEAN, FIRST_TOKEN, TAIL, TPOT, *(each for each, _ in limits)):
+            unit = 100 if name in LIMITS else 1 if name == TPOT else 1e-3
+            form = ".1f" if unit == 1e-3 else ".0f"
+            means = (
+                unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
+                for policy in SEEN
             )
-            share = error(figure(cell, rule, name), measured)
-            rows.append([cell["of"], names[name], told, found, share + fitted])
+            rows[-1].append(" → ".join(f"{each:{form}}" for each in means))
+    every = [cell for cells in by_place.values() for cell in cells]
+    rows.append([f"cells of {len(every)} in which 99 % keep both", "", "", "", ""])
+    for name, _ in limits:
+        kept = (sum(figure(c, one, name) >= 0.99 for c in every) for one in SEEN)
+        rows[-1].append(" → ".join(map(str, kept)))
     return rows
 
 
-def baselines(results: Results) -> Rows:
-    """What vllm-ascend's tests expect on A3, and what `cap` serves in simulation."""
-    head = ["deployment", "published, tok/s", "A3, padded", "A3", "error"]
+def of_rivals(results: Results) -> Rows:
+    """How each rival compares with `adaptive` over all cells in which it is run."""
+    head = ["rule", "latency over `adaptive`", "least", "TTFT p50", "TTFT p99"]
+    head += ["within, points", "cells ahead in latency", "and in requests within"]
     rows: Rows = [head]
-    cells = results["deployments"]["cells"]
-    padded = select(cells, device="A3, padded")
-    for one, other in zip(padded, select(cells, device="A3"), strict=True):
-        if known := sorted(one["published"]):
-            found = [figure(cell, "cap", SERVED) for cell in (one, other)]
-            ends = sorted({known[0], known[-1]})
-            told = " to ".join(f"{each:.0f}" for each in ends)
-            share = " to ".join(error(found[0], each) for each in ends)
-            rows.append([deployment(one), told, *(f"{x:.0f}" for x in found), share])
+    cells = results["regimes"]["cells"]
+    for name in rivals(usual(results)[0]):
+        having = [cell for cell in cells if name in cell["policies"]]
+        mean, *tokens = (
+            f"{mean_ratio(having, name, 'adaptive', each):.2f}" for each in TIMES
+        )
+        first = max(ahead(cell, name) for cell in having)
+        both = [cell for cell in having if is_ahead_in_both(cell, name)]
+        where = ""
+        if both:
+            most = max(both, key=lambda cell: ahead(cell, name))
+            where = f": {100 * ahead(most, name):.1f} % in {place(most)}"
+        rows.append(
+            [
+                name,
+                mean,
+                f"{1 - first:.2f}",
+                *tokens,
+                more_within(having, name, "adaptive").partition(";")[0],
+                f"{sum(ahead(c, name) > -BEHIND for c in having)} of {len(having)}",
+                f"{len(both)}{where}",
+            ]
+        )
+    return rows
+
+
+def one_rank(results: Results) -> Rows:
+    """On a rank that waits for no other: figures of `adaptive` over those of `off`."""
+    head = ["c, ms", "slots", "latency", "TTFT p50", "TTFT p99", "within, points"]
+    rows: Rows = [head]
+    for (c, slots), cells in groups(results["one_rank"]["cells"], "c", "slots").items():
+        figures = (ratio(cells, "adaptive", "off", name) for name in TIMES)
+        within = more_within(cells, "adaptive", "off")
+        rows.append([f"{1e3 * c:g}", f"{slots}", *figures, within])
     return rows
 
 
@@ -317,17 +257,18 @@ def baselines(results: Results) -> Rows:
 
 
 def agents(results: Results) -> Rows:
-    """Sessions: mean time and TTFT p99 in seconds, prompt tokens computed in %."""
-    form = "{mean_e2el_s:.0f} / {p99_ttft_s:.0f} / {computed:.0%}"
-    head = ["sessions", "`off`", "`adaptive`", "the best other rule", "which"]
+    """Sessions: latency, TTFT p50 and p99 in s, within the limits, tokens computed."""
+    form = "{mean_e2el_s:.0f}; {median_ttft_s:.1f}; {p99_ttft_s:.0f}; {goodput:.0%}; "
+    form += "{computed:.0%}"
+    head = ["sessions", "`off`", "`adaptive`", "the best rival", "which"]
     rows: Rows = [head]
     for cell in select(results["agents"]["cells"], role="both"):
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
         columns = []
         for name in ("off", "adaptive", best(cell)):
             found = cell["policies"][name]
-            times = {f"{n[:-3]}_s": found[n] / 1e3 for n in (MEAN, TAIL)}
-            columns.append(form.format(computed=found["computed"], **times))
+            in_seconds = {f"{n[:-3]}_s": found[n] / 1e3 for n in TIMES}
+            columns.append(form.format(**found, **in_seconds))
         rows.append([f"{cell['load']}{shared}", *columns, best(cell)])
     return rows
 
@@ -349,8 +290,6 @@ def roles(results: Results) -> Rows:
 
 # ---- The headline
 
-
-FIRST_TOKEN = "median_ttft_ms"
 
 WORKLOADS = {
     "Azure code": "code (Azure)",
@@ -500,7 +439,7 @@ def real_costs(results: Results) -> Rows:
 # ---- How it was made
 
 
-MADE = "regimes", "barrier", "one_rank", "deployments", "published", "agents"
+MADE = "regimes", "one_rank", "agents"
 
 
 def made(results: Results) -> Rows:
@@ -521,13 +460,9 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
     for each in (
         headline,
         regimes,
-        barrier,
         first_tokens,
+        of_rivals,
         one_rank,
-        deployments,
-        devices,
-        published,
-        baselines,
         agents,
         roles,
         real,

@@ -1,7 +1,7 @@
 """ATOM's coalescer: a prefill waits until all ranks together fill a step well enough.
 
-Written from its description (#1611, on by default there with several ranks), with its
-default numbers of 2026. Left out are its watermark of the KV cache's usage, which rows
+Written from its description (#1611, on by default there with several ranks), with the
+defaults of 07b9fdc. Left out are its watermark of the KV cache's usage, which rows
 do not have, and its bound in milliseconds, which is off by default.
 """
 
@@ -10,9 +10,9 @@ from vllm_balance.core.policies.rows import Snapshot
 
 from . import HOLD
 
-TARGET_FILL = 0.7
+TARGET_FILL = 0.9
 """Of the steps of all ranks, that a release has to fill."""
-MAX_HOLD, MAX_HOLD_IN_PROMPT, STALLED = 30, 8, 3
+MAX_HOLD, MAX_HOLD_IN_PROMPT, STALLED = 200, 100, 10
 """Steps that a hold may last, in the middle of a prompt, and with nothing new."""
 
 

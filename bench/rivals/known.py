@@ -6,10 +6,12 @@ from functools import partial
 from vllm_balance.core.policies import Decision
 from vllm_balance.core.policies.in_flight import StepsInFlight
 from vllm_balance.core.policies.rows import Snapshot
+from vllm_balance.core.policies.simple import Align
 from vllm_balance.simulator.policies import Controller, MakeController
 
 from .atom import AtomCoalescer
-from .exhaustive import ExhaustiveCycle
+from .intervals import Spaced, VLLMInterval
+from .mindie import MindIE, Stage
 from .sglang import SGLangDelayer, SGLangDelayer0523
 
 
@@ -30,13 +32,15 @@ class _Timed:
 
 
 _RULES: Mapping[str, Callable[[], Controller]] = {
-    "sglang-30": partial(SGLangDelayer, 30),
     "sglang-100": partial(SGLangDelayer, 100),
-    "sglang-200": partial(SGLangDelayer, 200),
     "sglang23-30": partial(SGLangDelayer0523, 30),
-    "sglang23-200": partial(SGLangDelayer0523, 200),
+    "sglang23-30-10": lambda: Spaced(SGLangDelayer0523(30), 10),
+    "tensorrt-60-0": partial(Align, 60, 0),
     "atom": AtomCoalescer,
-    "eb": ExhaustiveCycle,
+    "vllm-4": partial(VLLMInterval, 4),
+    "vllm-8": partial(VLLMInterval, 8),
+    "mindie-waste": partial(MindIE, Stage.WASTE),
+    "mindie-laxity": partial(MindIE, Stage.LAXITY),
 }
 CONTROLLERS: Mapping[str, MakeController] = {
     name: partial(_Timed, make) for name, make in _RULES.items()

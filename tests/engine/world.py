@@ -453,7 +453,7 @@ class World:
             said = {"wave": outputs.wave_complete, "start": outputs.start_wave}
             self.channels[place, "coordinator"].append(said)
         if (called := outputs.utility_output) is not None and called.call_id >= 0:
-            if called.failure_message:
+            if called.failure_message and not self.lost:
                 raise Fault(f"rank {place}: {called.failure_message}")
             self.client.calls -= 1
             if self.client.size and not self.client.calls:

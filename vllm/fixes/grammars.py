@@ -39,13 +39,12 @@ QUICK = 512
 """Characters that compile within seconds, if nothing in them repeats `_OFTEN`."""
 
 TRIAL_BYTES = 4 << 30
-"""More memory that a trial may take. xgrammar takes the square of the length of a
-regular expression (1.1 GB for 32,000 characters), outlines exponentially more."""
+"""More that a trial may take; xgrammar takes 1.1 GB for a `regex` of 32,000 letters."""
 
 TRIALS, WAIT_SECONDS = 2, 90
 """How many there may be, and what each may wait for others and a busy machine."""
 
-_PROGRAM = (sys.executable, "-m", "vllm.fixes.trial")
+_PROGRAM = (sys.executable, "-c", "from vllm.fixes.trial import main; main()")
 _encoded = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _OFTEN = re.compile(r"\d{3}")
@@ -86,10 +85,10 @@ async def check_beside(processor: Any, params: Any) -> None:
     try:
         asked = processor.balance_trial.ask(of, seconds or 0)
         told = await asyncio.wait_for(asked, longest)
-    except asyncio.TimeoutError:
+    except (asyncio.TimeoutError, BlockingIOError):
         raise ValueError(
-            f"structured_outputs waited {longest} s for others that are as large; try "
-            "again later"
+            "this server has too many large structured_outputs to check these within "
+            f"{longest} s; try again later"
         ) from None
     except (OSError, RuntimeError) as error:  # also if it is too deep to be sent
         logger.error("Structured outputs are checked without limits: %s", error)
@@ -126,11 +125,7 @@ def _limit_of(is_regex: bool) -> tuple[int | None, ValueError]:
 
 
 class GrammarExecutor:
-    """Compiles grammars of requests, and gives up those that take too long.
-
-    As upstream's executor, of which only `submit` is used. What is late keeps its
-    thread, so what is quick has threads of its own.
-    """
+    """Gives up what is late, which keeps its thread; so what is quick has others."""
 
     def __init__(self) -> None:
         self._quick = ThreadPoolExecutor(8, "grammar", os.nice, (10,))
@@ -172,10 +167,10 @@ class _Trial:
                     await self._begin()
             link, theirs = socket.socketpair()
             with link:
-                with theirs:
-                    socket.send_fds(self.control, [b"."], [theirs.fileno()])
                 link.setblocking(False)
                 try:
+                    with theirs:
+                        socket.send_fds(self.control, [b"."], [theirs.fileno()])
                     await loop.sock_sendall(link, order)
                     while part := await loop.sock_recv(link, 1 << 20):
                         told += part

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Checks and compiles constraints in processes of limited time and memory.
 
-`python -m vllm.fixes.trial BYTES` gets two configs over the socket at its input, then a
-socket for each constraint. A fork answers there with what upstream's check made of the
-constraint, or why that refuses it, and ends with what it does not survive.
+`main`, with bytes as its argument, gets two configs over the socket at its input, then
+a socket for each constraint. A fork answers there with what upstream's check made of
+the constraint, or why that refuses it, and ends with what it does not survive.
 """
 
 import fcntl
@@ -86,7 +86,3 @@ def main() -> None:
                     link.sendall(pickle.dumps(_answer(constraint, configs, tokenizer)))
             finally:
                 os._exit(0)  # there is nothing to tidy up
-
-
-if __name__ == "__main__":
-    main()

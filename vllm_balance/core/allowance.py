@@ -3,7 +3,6 @@
 """How much prefill a decision allows one rank in one step.
 
 The permit of a real scheduler and the simulator's ranks both ask it, prompt by prompt.
-Pure Python: no torch, no vllm import.
 """
 
 import sys
@@ -22,12 +21,6 @@ class Allowance:
     __slots__ = ("_least", "_left", "_price", "stops_admission")
 
     def __init__(self, decision: Decision, max_tokens: int) -> None:
-        """Begins a step.
-
-        Args:
-            decision: for this step.
-            max_tokens: tokens of the scheduler's largest step.
-        """
         admits, budget, _, self._price, self._least = decision
         left: float = sys.maxsize if budget is None else budget
         if budget is None and self._price:
@@ -37,15 +30,7 @@ class Allowance:
         """Whether a waiting request must not be admitted."""
 
     def take(self, position: int, wanted: int) -> int:
-        """Takes a part of a prompt, which may be cut.
-
-        Args:
-            position: tokens before it.
-            wanted: tokens that the scheduler would compute.
-
-        Returns:
-            tokens that may be computed, from 0, if the prompt is held, to `wanted`.
-        """
+        """Takes of the `wanted` tokens behind `position` as many as may be computed."""
         left, price = self._left, self._price
         if left < 1:
             return 0
@@ -71,8 +56,5 @@ def least_tokens(others_run: bool) -> int:
 
     A rank that schedules nothing makes a dummy step, which is for ranks without
     requests: some models could read or write the state of a request that is there.
-
-    Args:
-        others_run: whether another request of the rank is scheduled in the step.
     """
     return 0 if others_run else 1

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Chooses the rank that a front-end sends a request to: the one with least to do.
-
-Pure Python: no torch, no vllm import.
-"""
+"""Chooses the rank that a front-end sends a request to: the one with least to do."""
 
 import sys
 from collections import Counter, OrderedDict
@@ -13,8 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 Keys = Sequence[Hashable]
-"""One key for each whole chunk of a prompt. It stands for all that the KV cache depends
-on up to the end of the chunk: tokens, adapter, images, salt."""
+"""One for each whole chunk of a prompt, of all that its KV cache depends on."""
 
 LEAST_CHUNK_TOKENS = 512
 """Least prompt tokens of a chunk: smaller ones cost more to hash than they find."""
@@ -65,7 +61,6 @@ class Board:
         self.requests: MutableSequence[int] = [0] * MOST_RANKS
 
     def totals(self, ranks: int) -> Sequence[Sequence[int]]:
-        """Tokens and requests of the first ranks, of all front-ends."""
         return self.tokens[:ranks], self.requests[:ranks]
 
     def publish(self, rank: int, keys: Keys) -> None:
@@ -77,12 +72,7 @@ class Board:
 
 
 class PrefixMemory:
-    """Which chunks of computed prompts a rank is believed to have in its KV cache.
-
-    As many as the cache holds; what was used least recently goes first. When the rank
-    has lost some, to answers or a reset, the next prompt that goes there for it makes
-    it true again.
-    """
+    """The chunks, used last, that a rank is believed to have in its KV cache."""
 
     def __init__(self, chunks: int) -> None:
         self._most = chunks
@@ -189,7 +179,6 @@ class Dispatch:
         self.memories = kept + [PrefixMemory(self.chunks) for _ in new]
 
     def choose(self, keys: Keys = ()) -> int:
-        """The rank for the next request, whose prompt has these keys."""
         tokens, requests = self._board.totals(self.ranks)
         each = self._weights.request
         loads = [a + each * b for a, b in zip(tokens, requests, strict=True)]
@@ -212,7 +201,6 @@ class Dispatch:
         return min(self._scan, key=loads.__getitem__)
 
     def rank_of(self, request: Hashable) -> int | None:
-        """The rank to which a request was sent that has not ended."""
         sent = self._requests.get(request)
         return None if sent is None else sent.rank
 
@@ -272,7 +260,6 @@ class Dispatch:
 
 
 def _take_off(counts: Counter[Hashable], keys: Keys) -> None:
-    """Takes one of each key, and leaves no zeros behind."""
     counts.subtract(keys)
     for key in keys:
         if not counts[key]:

@@ -3,27 +3,13 @@
 """Makes a rank's row after a step, from what was counted in its queues.
 
 The gate of a real scheduler and the simulator's ranks both make their rows here, and
-differ only in how they count. Pure Python: no torch, no vllm import; the clock is
-given.
+differ only in how they count. The clock is given.
 """
 
-from collections.abc import Container, Mapping
-from typing import NamedTuple
+from collections.abc import Container, Mapping, Sequence
 
 from .pending import Pending, PendingAges
 from .policies.rows import Row
-
-
-class Queues(NamedTuple):
-    """How many requests a rank has."""
-
-    running: int
-    """In the running queue."""
-    decoding: int
-    """Those of them whose prompt is complete."""
-    waiting: int
-    """In the waiting queues."""
-
 
 _NOTHING = Pending({}, 0)
 
@@ -35,14 +21,19 @@ class RowMaker:
     each other. A row that is sent before its step is computed tells the step before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ttft: float = 0.0) -> None:
+        """Takes the limit of first tokens in seconds; 0 is none."""
+        self._ttft = ttft
+        self.held: Sequence[float] = ()
+        """Seconds for which each prompt that is pending no more could have been
+        computed, until the step that completed it began."""
         self.is_sorted = True
         """Whether the pending requests have been put in order: the caller sets it, and
         a row with other pending requests than the last one clears it."""
         self.reset()
 
     def reset(self) -> None:
-        """Begins a wave: the time since the last one counts for nobody."""
+        """Begins a wave."""
         self.forget_steps()
         self._pending = _NOTHING
         self._pending_tokens = 0
@@ -62,12 +53,9 @@ class RowMaker:
         return self._pending.tokens
 
     def end_step(self, now: float, prefilled: int, attended: int) -> None:
-        """Takes the time of a step.
+        """Ends a step at `now`, in seconds of any clock that does not go back.
 
-        Args:
-            now: seconds of any clock that does not go back.
-            prefilled: prompt tokens that were scheduled last.
-            attended: tokens that these attend to.
+        `prefilled` tokens were scheduled last, which attend to `attended`.
         """
         last, self._last_end = self._last_end, now
         seconds = 0.0 if last is None else now - last
@@ -80,10 +68,7 @@ class RowMaker:
     def count_ended(self, decoding: list[str], unfinished: Container[str]) -> int:
         """How many of those that decoded at the last row are finished.
 
-        Args:
-            decoding: names of the requests that decode now.
-            unfinished: names of all requests that the rank has; the preempted are
-                among them.
+        The `unfinished` are all requests that the rank has, the preempted among them.
         """
         before, self._decoding = self._decoding, decoding
         return sum([name not in unfinished for name in before])
@@ -93,30 +78,35 @@ class RowMaker:
         wave: int,
         step: int,
         now: float,
-        queues: Queues,
+        queues: tuple[int, int, int],
         ended: int,
         pending: Pending,
         wish: int = 0,
+        clock: float | None = None,
     ) -> Row:
         """The state now, and the step that `end_step` has timed.
 
-        Args:
-            wave: number of the wave.
-            step: number of the step in it.
-            now: seconds of the clock.
-            queues: how many requests there are.
-            ended: as `count_ended`.
-            pending: requests that could prefill in the next step; the same object as
-                in the last row says that nothing has changed.
-            wish: the newest wish for a policy.
+        The `queues` are the requests that run, those of them that decode, and those
+        that wait.
+        The same object for `pending` as in the last row says that nothing has changed.
+        `clock` is now by the clock of arrival times; None if that is the same.
         """
+        self.held = ()
         if pending is not self._pending:
             if pending.tokens.keys() != self._pending.tokens.keys():
-                self._pending_since = self._ages.oldest_since(pending.tokens, now)
+                self._pending_since, left = self._ages.update(pending.tokens, now)
+                began = now - self._step[0] / 1e6
+                self.held = [max(0.0, began - since) for since in left]
                 self.is_sorted = False
             self._pending = pending
             self._pending_tokens = sum(pending.tokens.values())
         age = now - self._pending_since if pending.tokens else 0.0
+        in_time = 0.0
+        if self._ttft and pending.arrivals:
+            clock = now if clock is None else clock
+            # Of those that came longer ago, the first token is late already.
+            ages = [clock - arrival for arrival in pending.arrivals]
+            in_time = max([each for each in ages if each < self._ttft], default=0.0)
         running, decoding, waiting = queues
         step_time_us, prefilled, attended = self._step
         return Row(
@@ -134,4 +124,5 @@ class RowMaker:
             pending_attended=pending.attended,
             prefill_attended=attended,
             wish=wish,
+            in_time_age_us=int(max(0.0, in_time) * 1e6),
         )

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Finds the prompts that a rank could compute in its next step.
+"""Finds the prompts that a rank, or a simulated one, could compute in a step."""
 
-Pure Python: no torch, no vllm import; the clock is given. The simulator's ranks call
-it, too.
-"""
-
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from .policies.cost import twice_attended
@@ -20,14 +16,14 @@ class NamedRequest(Protocol):
     """A request, as upstream has it."""
 
     request_id: str
+    arrival_time: float
+    num_output_tokens: int
 
 
 T = TypeVar("T", bound=NamedRequest)
 
 
 class Prompt(NamedTuple):
-    """A prompt, as it was looked up."""
-
     tokens: int
     computed: int
     """Tokens that are computed already, or found in the KV cache."""
@@ -42,6 +38,8 @@ class Pending(NamedTuple):
     """What is left to compute of each: those in progress first, then in turn."""
     attended: int
     """Tokens that all these attend to."""
+    arrivals: Sequence[float] = ()
+    """Arrival times of those that have no first token yet."""
 
 
 class Refusal(NamedTuple):
@@ -55,7 +53,6 @@ class Refusal(NamedTuple):
     """Requests that ran then."""
 
     def lasts(self, free: int, running: int) -> bool:
-        """Whether nothing has become free since."""
         return bool(running) and running >= self.running and free <= self.free
 
 
@@ -68,16 +65,11 @@ class PendingWork(Generic[T]):
     The first that does not fit ends the list. The count is nominal: of a prompt all
     blocks that no request uses now, whatever windows of attention, evictions and the
     growth of others make of it. Where it says too much, upstream refuses the prompt
-    once, and it is not pending until something becomes free. It says too little only
-    for a prompt that would fit in what is reserved for decodes.
+    once, and it is not pending until something becomes free.
     """
 
     def __init__(self, look_up: Callable[[T, Prompt | None], Prompt]) -> None:
-        """Has found nothing yet.
-
-        Args:
-            look_up: finds a prompt in the KV cache; it is given what it said before.
-        """
+        """Takes what finds a prompt in the KV cache; it is given its last answer."""
         self._look_up = look_up
         self._found: dict[str, Prompt] = {}
 
@@ -99,12 +91,20 @@ class PendingWork(Generic[T]):
             known: tokens that a connector has, by request.
         """
         pending: dict[str, int] = {}
+        arrivals: list[float] = []
         twice = 0
+
+        def add(request: T, tokens: int, computed: int) -> None:
+            nonlocal twice
+            pending[request.request_id] = left = tokens - computed
+            twice += twice_attended(computed, left)
+            if not request.num_output_tokens:
+                arrivals.append(request.arrival_time)
+
         for request in begun:
             tokens, computed, blocks = self._look_up(request, None)
             free -= blocks
-            pending[request.request_id] = left = tokens - computed
-            twice += twice_attended(computed, left)
+            add(request, tokens, computed)
         before, found = self._found, {}
         for number, request in enumerate(waiting):
             name = request.request_id
@@ -120,30 +120,27 @@ class PendingWork(Generic[T]):
                 break
             if known:
                 computed = max(computed, known.get(name, 0))
-            pending[name] = left = tokens - computed
-            twice += twice_attended(computed, left)
+            add(request, tokens, computed)
         self._found = found
-        return Pending(pending, twice // 2)
+        return Pending(pending, twice // 2, arrivals)
 
 
 class PendingAges:
     """Remembers when each pending request was first seen pending.
 
-    A request is pending once it could be admitted, not when it arrives: a time that
-    counted from arrival would release everything at once wherever requests queue for
-    a slot. One that is no longer pending is forgotten.
+    Not when it arrived: by that time everything would be released at once wherever
+    requests queue for a slot.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def oldest_since(self, names: Collection[str], now: float) -> float:
-        """When the oldest of the pending requests became pending; `now` without any.
+    def update(self, names: Collection[str], now: float) -> tuple[float, list[float]]:
+        """When the oldest of these became pending, and each that is so no more.
 
-        Args:
-            names: their names.
-            now: seconds of any clock that does not go back.
+        `now` without any, in seconds of any clock that does not go back.
         """
         since = self._since
         self._since = {name: since.get(name, now) for name in names}
-        return min(self._since.values(), default=now)
+        left = [then for name, then in since.items() if name not in self._since]
+        return min(self._since.values(), default=now), left

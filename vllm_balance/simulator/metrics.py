@@ -2,8 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The figures of a run."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from vllm_balance.core.policies import NO_LIMITS, LatencyLimits
 
 from .loop import Run, StepTotals
 from .requests.request import SimRequest
@@ -50,6 +53,8 @@ class Metrics:
     steps: int
     prefill_steps: int
     """Steps in which any rank prefilled."""
+    attainment: float | None = None
+    """Share of the requests that keep the limits of both tokens, if there are any."""
 
     @property
     def turns(self) -> float:
@@ -73,7 +78,20 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measure(run: Run) -> Metrics:
+def attainment(run: Run, limits: LatencyLimits) -> float:
+    """Share of the requests that keep both limits."""
+    ttft, tpot = (limit or math.inf for limit in limits)
+    return _mean(
+        [
+            request.first_token - request.sent <= ttft
+            and request.done - request.first_token
+            <= tpot * max(1, request.output_len - 1)
+            for request in run.requests
+        ]
+    )
+
+
+def measure(run: Run, limits: LatencyLimits = NO_LIMITS) -> Metrics:
     """The metrics of a run that has ended."""
     requests, steps = run.requests, run.steps
     start = min(request.sent for request in requests)
@@ -113,6 +131,7 @@ def measure(run: Run) -> Metrics:
         balance_ratio=sum(step.balance * step.seconds for step in steps) / busy,
         steps=len(steps),
         prefill_steps=sum(step.prefill > 0 for step in steps),
+        attainment=attainment(run, limits) if any(limits) else None,
     )
 
 

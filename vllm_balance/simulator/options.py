@@ -8,13 +8,13 @@ from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from vllm_balance.core.policies import ALONE
+from vllm_balance.core.policies import ALONE, LatencyLimits
 
 from ..errors import UsageError
 from .arguments import MOST_RANKS, MOST_TOKENS, whole
 from .cost_from import cost_of
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
-from .policies import OWN, PolicySpec, make_controller
+from .policies import BALANCE, OWN, PolicySpec, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
@@ -101,6 +101,14 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         type=whole(1, MOST_RANKS),
         help="Default: one per rank, as of `vllm serve`.",
     )
+    for name, what in (("ttft", "the first token"), ("tpot", "each other token")):
+        add(
+            f"{BALANCE}-{name}-ms",
+            type=whole(0, 10**9),
+            default=0,
+            help=f"What {what} is to take at most; adaptive keeps it where it can, and "
+            "the table has the share of requests that keep all limits. 0: no limit.",
+        )
     add(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
@@ -221,6 +229,10 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
         args.load_balancer,
         async_scheduling=args.async_scheduling,
         role=args.role,
+        latency_limits=LatencyLimits(
+            args.data_parallel_balance_ttft_ms / 1e3,
+            args.data_parallel_balance_tpot_ms / 1e3,
+        ),
     )
 
 

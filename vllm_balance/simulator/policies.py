@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from vllm_balance.core.policies import (
+    NO_LIMITS,
     POLICIES,
     Decision,
+    LatencyLimits,
     create_policy,
 )
 from vllm_balance.core.policies.rows import Snapshot
@@ -71,7 +73,7 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and text.isascii() and len(text) <= len(str(MOST))
 
 
-def server_options(text: str) -> list[str]:
+def server_options(text: str, limits: LatencyLimits = NO_LIMITS) -> list[str]:
     """The options of `vllm serve` that make a policy.
 
     Raises:
@@ -81,11 +83,18 @@ def server_options(text: str) -> list[str]:
         raise UsageError(
             f"--policy {text}: a server has {', '.join(OWN)}, without parameters."
         )
-    return [BALANCE, text]
+    options = [BALANCE, text]
+    for name, limit in limits._asdict().items():
+        if limit and text == "adaptive":
+            options += [f"{BALANCE}-{name}-ms", f"{1e3 * limit:g}"]
+    return options
 
 
 def make_controller(
-    text: str, in_flight: int = 1, others: Mapping[str, MakeController] = NO_OTHERS
+    text: str,
+    in_flight: int = 1,
+    others: Mapping[str, MakeController] = NO_OTHERS,
+    limits: LatencyLimits = NO_LIMITS,
 ) -> Controller | None:
     """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
 
@@ -93,6 +102,7 @@ def make_controller(
         text: what to make.
         in_flight: steps that are scheduled before the first of them has ended.
         others: more than a server has, by name.
+        limits: kept by `adaptive`.
 
     Raises:
         UsageError: there is none of that name, or not with these parameters.
@@ -105,7 +115,7 @@ def make_controller(
         raise UsageError(f"--policy {text}: invalid choice; choose from {names}.")
     try:
         if name in POLICIES:
-            return create_policy(name, parameters, in_flight)
+            return create_policy(name, parameters, in_flight, limits)
         if parameters:
             raise ValueError(f"{name} has no parameters")
     except ValueError as error:

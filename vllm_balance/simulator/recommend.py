@@ -7,6 +7,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from vllm_balance.core.policies import NO_LIMITS, LatencyLimits
+
 from ..errors import UsageError
 from .arguments import real
 from .options import add_result_args, add_scenario_args, policies_from
@@ -22,7 +24,11 @@ LATENCY, TOKENS, TTFT = (
 """Figures that are judged."""
 
 
-def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str:
+def advise(
+    results: Sequence[PolicyResult],
+    ttft_budget_ms: float | None,
+    limits: LatencyLimits = NO_LIMITS,
+) -> str:
     """Which policy to choose, and why, in one sentence.
 
     The measure is the mean time from sending a request to its last token: in a closed
@@ -55,7 +61,7 @@ def advise(results: Sequence[PolicyResult], ttft_budget_ms: float | None) -> str
             f"{abs(gain):.1%} {later_or_earlier} on average (±{margin:.1%} between "
             f"seeds){why}."
         )
-    return _praise(best, off)
+    return _praise(best, off, limits)
 
 
 def _least_gain(off: PolicyResult) -> float:
@@ -70,7 +76,7 @@ def _earlier(best: PolicyResult, off: PolicyResult) -> tuple[float, float]:
     return statistics.fmean(gains), (max(gains) - min(gains)) / 2
 
 
-def _praise(best: PolicyResult, off: PolicyResult) -> str:
+def _praise(best: PolicyResult, off: PolicyResult, limits: LatencyLimits) -> str:
     gain, margin = _earlier(best, off)
     more = best.gain(TOKENS, off) or 0
     is_closed = bool(off.runs[0].first_turn)
@@ -81,10 +87,15 @@ def _praise(best: PolicyResult, off: PolicyResult) -> str:
     has_none = was is None or is_now is None
     tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
+    within = ""
+    if any(limits):
+        was_kept, is_kept = (result.figure("attainment") for result in (off, best))
+        within = f", {was_kept:.0%} → {is_kept:.0%} within the limits"
+    options = " ".join(server_options(best.policy, limits))
     return (
-        f"Use {' '.join(server_options(best.policy))}: requests end {gain:.0%} earlier "
+        f"Use {options}: requests end {gain:.0%} earlier "
         f"on average (±{margin:.0%} between seeds{counted}){rate}{tpot}, median TTFT "
-        f"{ttft[0]:.2f} → {ttft[1]:.2f} s."
+        f"{ttft[0]:.2f} → {ttft[1]:.2f} s{within}."
     )
 
 
@@ -110,7 +121,8 @@ def run(args: argparse.Namespace) -> None:
     if args.role == "decode":  # where nothing is held: they differ by the dispatch
         policies = [name for name in policies if name == "adaptive"] or policies[:1]
     comparison = compare_from(args, list(dict.fromkeys(["off", *policies])))
-    advice = advise(comparison.results, args.ttft_budget_ms)
+    limits = comparison.scenario.latency_limits
+    advice = advise(comparison.results, args.ttft_budget_ms, limits)
     comparison.show()
     print(f"\n{advice}")
     comparison.save(args, "recommend", advice=advice)

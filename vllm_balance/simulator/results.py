@@ -101,6 +101,7 @@ TABLE = (
     ("ITL p99 ms", "p99_itl_ms", "{:.0f}"),
     ("e2e mean s", "mean_e2el_ms", "{:.1f}"),
     ("balance", "balance_ratio", "{:.0%}"),
+    ("within", "attainment", "{:.1%}"),
 )
 """Title, figure and format of each column."""
 
@@ -109,10 +110,12 @@ def table_rows(results: Sequence[PolicyResult]) -> list[list[str]]:
     """The table with its head, as text; gains are over the result of "off"."""
     off = next((result for result in results if result.policy == "off"), None)
     gain = [] if off is None else ["gain"]
-    rows = [["policy", *(title for title, _, _ in TABLE), *gain]]
+    has_limits = results[0].mean("attainment") is not None
+    table = TABLE if has_limits else TABLE[:-1]
+    rows = [["policy", *(title for title, _, _ in table), *gain]]
     for result in results:
         cells = [result.policy]
-        for title, name, form in TABLE:
+        for title, name, form in table:
             value = result.mean(name)
             if name == "steady_output_throughput" and not result.runs[0].first_turn:
                 value = None  # of an open loop it may be a short window

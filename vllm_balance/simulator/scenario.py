@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from vllm_balance.core.policies import POLICIES, SHORT_FIRST
+from vllm_balance.core.policies import (
+    NO_LIMITS,
+    POLICIES,
+    SHORT_FIRST,
+    LatencyLimits,
+)
 
 from ..errors import UsageError
 from .front_end.api_servers import Dispatcher
@@ -44,6 +49,8 @@ class Scenario:
     """What the instance does of a request, one of `ROLES`. A prefill instance ends it
     at its first token. To a decode instance it comes with its KV cache, at once; no
     policy holds it there."""
+    latency_limits: LatencyLimits = NO_LIMITS
+    """What `adaptive` is to keep, and what requests are counted by that keep both."""
 
 
 def accepted(rates: Sequence[float], rng: random.Random) -> Iterator[int]:
@@ -95,6 +102,7 @@ def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
         any(request.hash_ids for request in requests),
         bool(scenario.short_first),
         scenario.role == "decode",
+        scenario.latency_limits.ttft,
     )
 
 
@@ -165,7 +173,9 @@ def simulate(
     controller = None
     if scenario.role != "decode":
         in_flight = 1 + scenario.async_scheduling
-        controller = make_controller(policy, in_flight, controllers)
+        controller = make_controller(
+            policy, in_flight, controllers, scenario.latency_limits
+        )
     if scenario.short_first is None:
         scenario = replace(scenario, short_first=spec.name in SHORT_FIRST)
     engine = make_engine(scenario, requests)
@@ -203,4 +213,5 @@ def simulate_and_measure(
     scenario: Scenario, policy: str, seed: int = 0, **watched: Any
 ) -> Metrics:
     """Runs the scenario, as by `simulate`, and keeps only its figures."""
-    return measure(simulate(scenario, policy, seed, **watched))
+    run = simulate(scenario, policy, seed, **watched)
+    return measure(run, scenario.latency_limits)

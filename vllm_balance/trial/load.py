@@ -169,10 +169,7 @@ class Load:
         from vllm.benchmarks import serve
 
         given = await self._prepared(endpoint)
-        try:
-            send = serve.ASYNC_REQUEST_FUNCS[given["endpoint_type"]]
-        except KeyError:
-            raise UsageError(f"--backend {given['endpoint_type']}: unknown.") from None
+        send = serve.ASYNC_REQUEST_FUNCS[given["endpoint_type"]]
         closed = given["request_rate"] == float("inf") and not given["self_timed"]
         most, ssl = given["max_concurrency"], given["ssl_context"]
         goodput = given["goodput_config_dict"] or {}

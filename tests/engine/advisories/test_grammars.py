@@ -6,6 +6,7 @@ Everything here is harmless to a compiler: a limit is lowered, or a compiler is 
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 import time
 
@@ -189,7 +190,8 @@ def compile_for_bytes(constraint):
         bytes(int(count))
     if what == "file":
         open(count, "w").write(str(os.getpid()))
-    while what != "size" and time.process_time() < int(count if what == "time" else 99):
+    seconds = {"time": count, "file": 99}.get(what, 0)
+    while time.process_time() < int(seconds):
         pass
 trial.compile_for_bytes = compile_for_bytes
 trial.main()
@@ -245,7 +247,7 @@ def test_who_waits_too_long_for_others_is_told_so(slowed, processor, monkeypatch
         ]
         await asyncio.sleep(0)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(json=LONG))
-        with pytest.raises(ValueError, match="waited 2 s for others"):
+        with pytest.raises(ValueError, match="within 2 s"):
             await grammars.check_beside(processor, params)
         for other in others:
             other.cancel()
@@ -253,12 +255,33 @@ def test_who_waits_too_long_for_others_is_told_so(slowed, processor, monkeypatch
     asyncio.run(ask_beside_others())
 
 
+def test_who_asks_and_goes_all_the_time_passes_no_check(slowed, processor):
+    assert asked(slowed, regex="time=0") is not None
+    slowed.process.send_signal(signal.SIGSTOP)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=LONG))
+
+    async def ask_and_go():
+        for _ in range(5_000):
+            asking = asyncio.create_task(grammars.check_beside(processor, params))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if asking.done():
+                await asking
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    with pytest.raises(ValueError, match="too many large structured_outputs"):
+        asyncio.run(ask_and_go())
+    slowed.process.kill()
+    slowed.process.wait(60)
+
+
 def test_a_trial_that_does_not_begin_is_given_up(processor, monkeypatch):
     monkeypatch.setattr(grammars, "WAIT_SECONDS", 1)
     monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
     with monkeypatch.context() as stopped:
         stopped.setattr(grammars, "_PROGRAM", program("import time; time.sleep(90)"))
-        with pytest.raises(ValueError, match="waited 2 s"):
+        with pytest.raises(ValueError, match="within 2 s"):
             checked(processor, json=LONG)
     assert processor.balance_trial.process.wait(30) < 0
 

@@ -63,7 +63,7 @@ def test_what_others_wrote_is_answered_as_by_upstream(dense_model, tmp_path):
     differ = [
         f"{name[:200]}: {our} | upstream: {their}"
         for (name, _), our, their in rows
-        if our.partition(":")[0] != their.partition(":")[0]
+        if their != "no answer" and our.partition(":")[0] != their.partition(":")[0]
     ]
     taken = sum(each == "taken" for each in theirs)
     print(
@@ -71,4 +71,5 @@ def test_what_others_wrote_is_answered_as_by_upstream(dense_model, tmp_path):
         *differ,
         sep="\n",
     )
-    assert not [each for each in differ if "VLLM_" not in each], "no limit is named"
+    why = ("VLLM_", "ids that the model has no token for")  # written for other models
+    assert not [each for each in differ if not any(of in each for of in why)]

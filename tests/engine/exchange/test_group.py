@@ -18,6 +18,7 @@ from vllm_server import free_port
 OPTIONS = (
     {"data_parallel_balance": "cap"},
     {"data_parallel_balance": "adaptive"},
+    {"data_parallel_balance": "adaptive", "data_parallel_balance_ttft_ms": 2000},
     {"data_parallel_dispatch": "tokens"},
 )
 MINE, OTHER = (f"--data-parallel-balance {name} (balance code 1)" for name in "ab")
@@ -39,6 +40,8 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
         "--data-parallel-balance off",
         f"--data-parallel-balance cap {version}",
         f"--data-parallel-balance adaptive {version}",
+        "--data-parallel-balance adaptive --data-parallel-balance-ttft-ms 2000 "
+        + version,
         "--data-parallel-balance off --data-parallel-dispatch tokens",
     ]
 
@@ -49,6 +52,7 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
         {"async_scheduling": True},  # then two steps are in flight
         {"data_parallel_size_local": 1},  # then rows are sent before their step
         {"data_parallel_dispatch": "tokens"},
+        {"data_parallel_balance_tpot_ms": 80},
     ],
     ids=lambda difference: next(iter(difference)),
 )

@@ -9,7 +9,7 @@ import pytest
 from test_mutants import BOUND, in_control
 from vllm import __version__
 
-from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, world_of
+from explore import ROOT, Explorer, Setting, calls_of, draw, everyday, replay, world_of
 
 __all__ = ["in_control"]
 
@@ -56,6 +56,17 @@ def test_what_is_visited_once_goes_on_alike(name):
         for world in worlds:
             world.check_rest()
             world.close()
+
+
+def test_a_row_on_its_way_stays_with_the_ranks_that_were():
+    """A rank without requests has sent its row for the step in which another leaves."""
+    run = (
+        "cap, several hosts, resizes, 2 ranks, 2 events: request 1 6; "
+        "deliver client>1; deliver client>coordinator; resize; deliver client>0; "
+        "deliver client>1; deliver client>coordinator; deliver coordinator>0; "
+        "deliver coordinator>1; deliver coordinator>client; run 0; run 1; run 0; run 1"
+    )
+    assert not replay(run).fault
 
 
 def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():

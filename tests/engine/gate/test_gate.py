@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +118,32 @@ def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
     end_step(gate, 32, active=False)
     scheduler.set_pause_state(PauseState.UNPAUSED)
     assert row_of(scheduler, now=700.0).pending_age_us == 0
+
+
+def test_a_row_tells_the_age_of_the_oldest_that_can_keep_the_limit(moe_model):
+    limits = {"data_parallel_balance_ttft_ms": 2000}
+    config = engine_config(
+        moe_model, data_parallel_size=2, data_parallel_balance="adaptive", **limits
+    )
+    scheduler = make_scheduler(config)
+    for name, age in (("late", 9.0), ("in time", 1.0), ("new", 0.0)):
+        request = make_request(name, 10, 5)
+        request.arrival_time = time.time() - age
+        scheduler.add_request(request)
+    assert 1.0 <= row_of(scheduler).in_time_age_us / 1e6 < 1.5
+    step(scheduler)
+    assert row_of(scheduler).in_time_age_us == 0, "nothing is pending"
+
+
+def test_what_was_held_is_told_in_seconds(scheduler):
+    gate = give_gate(scheduler, "cap", OtherRank())
+    scheduler.add_request(make_request("held", 10, 5))
+    for number in range(1, 4):
+        gate.apply(HOLD if number < 3 else OPEN)
+        step(scheduler)
+        end_step(gate, number)
+    assert len(gate.take_stats()["held_seconds"]) == 1
+    assert gate.take_stats()["held_seconds"] == []
 
 
 def test_the_end_of_a_wave_clears_the_state(scheduler):

@@ -156,6 +156,7 @@ def test_it_is_stopped_or_loses_its_server_or_reports(trial, certificate):
     assert process.returncode == 130
     assert "interrupted: " in said
     assert trial.servers() == []
+    (trial.out / "server-1.log").unlink()
 
     with trial.running(*LOAD, serve=serve) as process:
         trial.wait_for("server-1.log", "policy off instead of adaptive")

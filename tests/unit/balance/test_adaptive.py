@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
 
 from vllm_balance.core.policies.adaptive import (
+    NO_LIMITS,
     Adaptive,
     Cheap,
-    Waits,
+    LatencyLimits,
+    WaitAccount,
     _decodes_first,
     _slack,
     _wait,
@@ -175,7 +177,7 @@ def test_old_requests_go_sooner_than_new_ones():
 
 def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
     """Else its own age is the usual one, and it is held until others come."""
-    waits, seconds, waiting = Waits(), 0.04, []
+    waits, seconds, waiting = WaitAccount(), 0.04, []
     for step in range(400):
         lone = step % 2
         age, count = (10.0, 1) if lone else (1.0, 9)
@@ -250,7 +252,7 @@ def test_on_a_rank_alone_no_release_waits_for_decodes(monkeypatch, ranks, reason
 def test_a_rank_alone_waits_for_its_queue_as_well(ranks, waited):
     """Its 24 requests are three times those that have a slot; new ones count half."""
     rows = [running(6, pending=2, waiting=18)] * ranks
-    waits = _wait(Waits(), snapshot(rows), seconds=1.0)
+    waits = _wait(WaitAccount(), snapshot(rows), seconds=1.0)
     assert waits.waiting == pytest.approx([waited] * ranks)
 
 
@@ -293,6 +295,40 @@ def test_a_rank_alone_releases_no_prompt_for_being_cheap(ranks, tokens, reason):
     assert policy.decide(snapshot(rows)).reason == reason
 
 
+def due_ages(limits):
+    """Ages, in steps of 10 ms, at which a prompt of 100 tokens is released as due."""
+    policy, ages = learned(), []
+    policy.limits, state = limits, policy.state
+    for age in range(0, 2400, 10):
+        policy.state = state
+        in_time = age if age < 1000 * limits.ttft else 0
+        row = one_pending(in_time_age_us=1000 * in_time)
+        if policy.decide(row).reason == "first_token":
+            ages.append(age / 1000)
+    return ages
+
+
+def test_a_prompt_is_released_in_the_last_step_that_keeps_its_limit():
+    """It takes 100 ms; a step later is after 40 ms, and perhaps another prefill."""
+    ages = due_ages(LatencyLimits(2.0, 0.3))
+    assert max(ages) == pytest.approx(1.9, abs=0.02)
+    assert max(ages) - min(ages) == pytest.approx(0.04 + 0.06 / 3, abs=0.02)
+    assert due_ages(LatencyLimits(1.0)) == pytest.approx([age - 1 for age in ages])
+
+
+def test_no_first_token_is_due_without_a_limit_or_while_decodes_miss_theirs():
+    assert due_ages(NO_LIMITS) == []
+    assert due_ages(LatencyLimits(2.0, 0.04)) == []
+
+
+def test_cheap_prompts_are_held_while_decodes_miss_their_limit():
+    policy, other = learned(), learned()
+    policy.limits = LatencyLimits(9.0, 0.04)
+    rows = snapshot([running(6, pending=1, tokens=20), DECODE, DECODE, DECODE])
+    assert policy.decide(rows).reason == "waiting_cost"
+    assert other.decide(rows).reason == "cheap"
+
+
 def test_cheap_prompts_take_their_share_of_everybodys_time_and_no_more():
     """Of 20 tokens on one rank, where a usual one has 100; 25 requests lose by it."""
     policy, went = learned(), []
@@ -302,7 +338,7 @@ def test_cheap_prompts_take_their_share_of_everybodys_time_and_no_more():
         rows = [running(6, pending=tokens > 0, tokens=tokens), DECODE, DECODE, DECODE]
         went.append(policy.decide(snapshot(rows)).reason == "cheap")
     kept = 20 * 25 * stretch * cost.alone(100 / MAX_TOKENS, 4)
-    given = 0.12 * 25 * 0.04 * len(went) + kept
+    given = 0.15 * 25 * 0.04 * len(went) + kept
     assert 100 < sum(went[1::4]) < 1900
     assert sum(went[3::4]) == 0
     assert sum(went) * 25 * cost.alone(20 / MAX_TOKENS, 4) < given

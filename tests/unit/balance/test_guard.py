@@ -227,11 +227,11 @@ def test_costs_are_forgotten_once_times_prove_to_be_of_other_steps():
     guard = Guard(policy, in_flight=2)
     for _ in range(20):
         for tokens in (500, *[0] * 9):
-            back = guard._steps.back
+            back = guard._steps.steps_back
             rows = [running(3, prefill_tokens=tokens), *[running(3)] * 3]
             guard.decide(timed(*rows, seconds=STEP + tokens / 1000))
-            changes += guard._steps.back != back
-    assert guard._steps.back == 0
+            changes += guard._steps.steps_back != back
+    assert guard._steps.steps_back == 0
     assert len(forgotten) == changes > 0
 
 

@@ -55,11 +55,11 @@ def serve(steps, back, count, seed=0, disturbed=lambda seconds, step: seconds):
 )
 def test_the_steps_that_explain_the_times_are_found(in_flight, back):
     steps = StepsInFlight(in_flight)
-    assert steps.back == in_flight - 1, "an engine waits for the oldest one"
+    assert steps.steps_back == in_flight - 1, "an engine waits for the oldest one"
     timed, loads = serve(steps, back, 400)
-    assert steps.back == back
-    assert steps.times == 1 + (back % 1 > 0)
-    if steps.times == 1:
+    assert steps.steps_back == back
+    assert steps.spans == 1 + (back % 1 > 0)
+    if steps.spans == 1:
         assert timed[-1].prefill_tokens == tuple(loads[-1 - int(back)])
         attended = [7 * tokens for tokens in loads[-1 - int(back)]]
         assert timed[-1].prefill_attended == tuple(attended)
@@ -71,7 +71,7 @@ def rounds_until_found(pause):
     for number in range(20):
         for loads in ([500, 0, 0, 0], *[[0] * RANKS] * 9):
             show(steps, loads, seconds_of(loads))
-        if steps.back == 0:
+        if steps.steps_back == 0:
             return number
         for _ in range(pause):
             show(steps, [0] * RANKS, 0.04)
@@ -87,7 +87,7 @@ def test_decodes_alone_are_not_seen_but_for_the_first():
 def test_how_fast_a_device_is_does_not_matter(scale):
     steps = StepsInFlight(2)
     serve(steps, 0, 400, disturbed=lambda seconds, step: seconds * scale)
-    assert steps.back == 0
+    assert steps.steps_back == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -100,7 +100,7 @@ def test_what_explains_less_than_a_third_of_the_errors_is_chance(seed):
 
     steps = StepsInFlight(2)
     serve(steps, 0, 400, seed, disturbed)
-    assert steps.back == 1
+    assert steps.steps_back == 1
 
 
 def test_prompts_make_no_step_shorter():
@@ -108,7 +108,7 @@ def test_prompts_make_no_step_shorter():
     for _ in range(60):
         for tokens, seconds in ((0, 0.2), (0, 0.2), (600, 0.04)):
             show(steps, [tokens, 0, 0, 0], seconds)
-    assert steps.back == 1
+    assert steps.steps_back == 1
 
 
 def test_a_step_without_a_time_tells_nothing():
@@ -116,7 +116,7 @@ def test_a_step_without_a_time_tells_nothing():
     for _ in range(100):
         show(steps, [600, 0, 0, 0], 0.64)
         show(steps, [0] * RANKS, 0.0)
-    assert steps.back == 1
+    assert steps.steps_back == 1
 
 
 def test_a_few_prefills_are_enough():
@@ -124,7 +124,7 @@ def test_a_few_prefills_are_enough():
     for _ in range(20):
         for loads in ([500, 0, 0, 0], *[[0] * RANKS] * 9):
             show(steps, loads, seconds_of(loads))
-        backs.append(steps.back)
+        backs.append(steps.steps_back)
     assert 2 <= backs.index(0) <= 6
     assert backs == sorted(backs, reverse=True)
 
@@ -145,7 +145,7 @@ def test_where_launches_return_at_once_nothing_changes(seed, in_flight, trouble)
 
     steps, oldest = StepsInFlight(in_flight), in_flight - 1
     timed, loads = serve(steps, oldest, 400, seed, disturbed)
-    assert steps.back == oldest
+    assert steps.steps_back == oldest
     told = [each.prefill_tokens for each in timed]
     assert told == [tuple(loads[max(0, n - oldest)]) for n in range(400)]
 
@@ -154,14 +154,14 @@ def test_steps_that_are_alike_tell_nothing():
     steps = StepsInFlight(2)
     for number in range(300):
         show(steps, [1000] * RANKS, 1.0 + number % 2)
-    assert steps.back == 1
+    assert steps.steps_back == 1
 
 
 def test_what_has_changed_is_found_again():
     steps = StepsInFlight(2)
     for back in (0, 1, 0):
         serve(steps, back, 600)
-        assert steps.back == back
+        assert steps.steps_back == back
 
 
 def test_of_two_steps_the_fullest_ranks_are_put_together():
@@ -181,7 +181,7 @@ def test_a_new_wave_forgets_the_steps_and_keeps_what_is_known():
     assert first.prefill_tokens == (900, 0, 0, 0), "there is no other"
     second = show(steps, [0, 0, 0, 0], 0.94)
     assert second.prefill_tokens == (900, 0, 0, 0)
-    assert steps.back == 1
+    assert steps.steps_back == 1
 
 
 def test_a_step_that_ends_before_the_next_is_scheduled_is_its_own():

@@ -1,13 +1,13 @@
 """What a row says in comparison with the last one; both gates make theirs here."""
 
-from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.measure import RowMaker
 from vllm_balance.core.pending import Pending
 
 NOBODY = Pending({}, 0)
 
 
 def row(rows, now, pending=NOBODY, **fields):
-    counts = {"wave": 0, "step": 1, "queues": Queues(5, 3, 2), "ended": 0}
+    counts = {"wave": 0, "step": 1, "queues": (5, 3, 2), "ended": 0}
     return rows.row(now=now, pending=pending, **counts | fields)
 
 
@@ -32,7 +32,31 @@ def test_a_row_says_what_was_counted():
         "pending_attended": 500,
         "prefill_attended": 1000,
         "wish": 9,
+        "in_time_age_us": 0,
     }
+
+
+def test_the_oldest_request_counts_whose_first_token_is_not_late_yet():
+    arrivals = [100.0, 102.5, 103.5]
+    pending = Pending({"late": 5, "in time": 5, "new": 5}, 0, arrivals)
+    for ttft, clock, age in ((3, 104, 1.5), (9, 104, 4), (1, 110, 0), (3, 90, 0)):
+        found = row(RowMaker(ttft), 7.0, pending, clock=float(clock))
+        assert found.in_time_age_us == age * 1e6
+    assert row(RowMaker(), 7.0, pending, clock=104.0).in_time_age_us == 0, "no limit"
+
+
+def test_seconds_held_are_those_before_the_step_that_completed_a_prompt():
+    rows, both = RowMaker(), Pending({"a": 5, "b": 5}, 0)
+    for now, pending, held in (
+        (1.0, both, []),
+        (2.0, both, []),
+        (4.0, Pending({"b": 5}, 0), [1.0]),
+        (4.5, NOBODY, [3.0]),
+        (5.0, NOBODY, []),
+    ):
+        rows.end_step(now, 0, 0)
+        row(rows, now, pending)
+        assert [*rows.held] == held
 
 
 def test_a_step_begins_when_the_exchange_before_it_ends():

@@ -9,7 +9,8 @@ from vllm_balance.core.pending import FRESH, PendingAges, PendingWork, Prompt, R
 
 
 def requests(names):
-    return [SimpleNamespace(request_id=name) for name in names]
+    more = {"arrival_time": 1.0, "num_output_tokens": 0}
+    return [SimpleNamespace(request_id=name, **more) for name in names]
 
 
 class Cache:
@@ -81,5 +82,8 @@ def test_the_age_is_that_of_the_longest_unbroken_stay(steps):
     ages, now, since = PendingAges(), 0.0, {}
     for seconds, pending in steps:
         now += seconds
+        left = sorted(since[name] for name in since.keys() - pending)
         since = {name: since.get(name, now) for name in pending}
-        assert ages.oldest_since(pending, now) == min(since.values(), default=now)
+        oldest, gone = ages.update(pending, now)
+        assert oldest == min(since.values(), default=now)
+        assert sorted(gone) == left

@@ -118,7 +118,7 @@ def test_one_step_in_fifty_that_takes_much_longer_changes_little(outlier):
         fit = fit.observe(outlier if number % 50 == 0 else seconds, *load)
     assert fit.cost.decode == pytest.approx(0.04, rel=0.01)
     assert fit.cost.own == pytest.approx(0.9, rel=0.1)
-    assert fit.set_backs == 0
+    assert fit.resets == 0
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 20.0])
@@ -127,11 +127,11 @@ def test_costs_that_change_for_good_are_noticed_and_learned_anew(factor):
     true = StepCost(decode=0.04, fixed=0.02, own=0.9, shared=0.0)
     for step in steps(true, 600):
         fit = fit.observe(*step)
-    assert fit.set_backs == 0
+    assert fit.resets == 0
     changed = StepCost(*[part * factor for part in true])
     for step in steps(changed, 150, seed=2):  # about 50 with a prefill
         fit = fit.observe(*step)
-    assert fit.set_backs >= 1
+    assert fit.resets >= 1
     known = fit.cost.prefill_seconds(0.5, 0.2, 0.2)
     assert known == pytest.approx(changed.prefill_seconds(0.5, 0.2, 0.2), rel=0.2)
 
@@ -224,7 +224,7 @@ def test_deeper_chunks_are_no_surprise_once_attention_is_known():
     fit = deep(CostFit(), own=0.7, attention=0.7, depths=(0, 4), count=400)
     assert fit.attends
     fit = deep(fit, own=0.7, attention=0.7, depths=(20, 24), count=60)
-    assert fit.set_backs == 0
+    assert fit.resets == 0
 
 
 def test_attention_counts_only_beside_a_cost_of_the_tokens_themselves():

@@ -1,10 +1,12 @@
-"""ATOM's coalescer and the exhaustive cycle, on hand-made rows."""
+"""Rules of other engines, on hand-made rows."""
 
 import pytest
 
 from rivals import HOLD
 from rivals.atom import AtomCoalescer
-from rivals.exhaustive import ExhaustiveCycle
+from rivals.intervals import Spaced, VLLMInterval
+from rivals.mindie import MindIE, Stage
+from rivals.sglang import SGLangDelayer0523
 from vllm_balance.core.policies import OPEN
 from vllm_balance.core.policies.rows import Snapshot
 
@@ -29,7 +31,7 @@ def ranks(
 
 
 SOME, ALL = ranks((4, 4), (1, 0)), ranks((4, 4), (2, 2))
-FILLED = ranks((4, 4), (7, 7))
+FILLED = ranks((4, 4), (9, 9))
 
 
 @pytest.mark.parametrize(
@@ -37,11 +39,11 @@ FILLED = ranks((4, 4), (7, 7))
     [
         ([FILLED], 0),
         ([ALL, FILLED], 1),
-        # Nothing has come for three steps, from the second on.
-        ([ALL] * 9, 3),
+        # Nothing has come for ten steps, from the second on.
+        ([ALL] * 20, 10),
         # While a rank has no prompt, however many the others have.
-        ([ranks((4, 4), (9, 0))] * 40, 30),
-        ([ranks((4, 4), (1, 0), in_prompt=1)] * 40, 8),
+        ([ranks((4, 4), (9, 0))] * 300, 200),
+        ([ranks((4, 4), (1, 0), in_prompt=1)] * 300, 100),
         ([ranks((0, 0), (1, 0))], 0),
         ([ranks((0, 0), (0, 0))], 0),
     ],
@@ -52,34 +54,50 @@ def test_atom_waits_until_all_ranks_fill_a_step(states, holds):
     assert decided == [HOLD] * holds + [OPEN]
 
 
-def test_the_cycle_begins_with_more_the_longer_prefills_take():
-    """With 20 slots of two ranks, one request in a hundred ends in a step."""
-    begins = []
-    for prefill_ms in (60, 2000):
-        rule = ExhaustiveCycle()
-        assert rule.decide(SOME) == HOLD, "nothing is known of decodes"
-        for _ in range(100):
-            rule.decide(ranks((50, 50), (0, 0)))
-            rule.decide(ranks((50, 49), (0, 0), ended=1))
-            prefill = ranks((50, 50), (0, 0), prefilled=1000, milliseconds=prefill_ms)
-            rule.decide(prefill)
-        begins.append(
-            next(
-                able
-                for able in range(1, 10)
-                if rule.decide(ranks((10 - able,) * 2, (able,) * 2)) == OPEN
-            )
-        )
-    assert begins[0] < begins[1]
+@pytest.mark.parametrize("queued", [0, 3])
+def test_an_interval_of_vllm_holds_between_its_steps_unless_a_queue_was_left(queued):
+    rule, releases = VLLMInterval(4), []
+    for step in range(8):
+        rows = ranks((4, 4), (1, 1))._replace(step=(step, step), waiting=(queued, 1))
+        releases.append([decision == OPEN for decision in rule.decide(rows)])
+    first = [True, *[bool(queued)] * 3]
+    # The second rank has a queue as well: its own request.
+    assert [each[0] for each in releases] == [True] * 8 if queued else first * 2
+    assert all(each[1] for each in releases)
 
 
-def test_a_cycle_ends_with_what_was_pending_when_it_began():
-    rule = ExhaustiveCycle()
-    for _ in range(3):
-        rule.decide(ranks((4, 4), (0, 0)))
-    wanted = ranks((1, 1), (9, 9), ended=6)
-    assert rule.decide(wanted) == OPEN
-    assert rule.decide(ranks((1, 1), (9, 9), prefilled=500)) == OPEN
-    done = ranks((9, 9), (1, 1), prefilled=500)
-    assert rule.decide(done) == HOLD
-    assert rule.decide(ranks((0, 0), (1, 1))) == OPEN, "nobody decodes"
+def test_a_rank_of_vllm_without_decodes_does_not_hold():
+    rule = VLLMInterval(4)
+    rows = ranks((4, 0), (1, 1))._replace(step=(1, 1), waiting=(0, 0))
+    assert rule.decide(rows) == [HOLD, OPEN]
+
+
+def test_so_many_decodes_follow_each_prefill_of_sglang():
+    rule = Spaced(SGLangDelayer0523(1), 3)
+    assert rule.decide(ALL) == OPEN
+    prefilled = ranks((4, 4), (2, 2), prefilled=100)
+    assert [rule.decide(each) for each in (prefilled, ALL, ALL, ALL)] == [
+        *[HOLD] * 3,
+        OPEN,
+    ]
+
+
+def test_ranks_of_mindie_prefill_if_as_many_wish_for_it_as_for_decodes():
+    rule = MindIE(Stage.WASTE)
+    one, two = (ranks((4, 4, 4), pending) for pending in ((1, 0, 0), (1, 1, 0)))
+    # 6 free slots waste 0.3 s a step, and 4 decodes lose 0.6 s by a prefill.
+    assert [rule.decide(one) for _ in range(4)] == [HOLD] * 4
+    rule.reset()
+    assert [rule.decide(two) for _ in range(4)] == [HOLD, OPEN, HOLD, OPEN]
+
+
+def test_mindie_prefills_once_little_is_left_of_the_limit_of_first_tokens():
+    rule = MindIE(Stage.LAXITY)
+    for _ in range(200):
+        rule.decide(ranks((4, 4), (0, 0), milliseconds=40))
+    waits = []
+    for age in (0.1, 1.1, 1.3):
+        rows = ranks((4, 4), (1, 1), milliseconds=40)
+        ages = int(age * 1e6), int(age * 1e6)
+        waits.append(rule.decide(rows._replace(pending_age_us=ages)))
+    assert waits == [HOLD, HOLD, OPEN], "a decode has a fifth of its limit left"

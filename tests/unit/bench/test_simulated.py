@@ -54,21 +54,26 @@ def test_a_changed_simulator_makes_its_runs_anew(monkeypatch, tmp_path):
 
 def cell(of, off, align, adaptive):
     times = {"off": off, "align": align, "adaptive": adaptive, "off, vLLM 0.30": 0.1}
-    alike = {"median_ttft_ms": 1.0}
-    policies = {name: {"mean_e2el_ms": 1e3 * t, **alike} for name, t in times.items()}
+    times[tables.LIMITED] = 2 * adaptive
+    alike = {"median_ttft_ms": 1.0, "p99_ttft_ms": 2.0}
+    policies = {
+        name: {"mean_e2el_ms": 1e3 * t, "goodput": 0.5 + (name == "align") / 10} | alike
+        for name, t in times.items()
+    }
     return {"regime": "few", "of": of, "load": 0.9, "policies": policies}
 
 
 def test_a_table_shows_the_worst_cell_and_whose_it_is():
     """A lead is over the best rule as it is served, picked for each cell."""
-    results = {"regimes": {"cells": [cell("a", 10, 8, 4), cell("b", 10, 20, 12.5)]}}
+    results = {"regimes": {"cells": [cell("a", 10, 8, 4), cell("b", 11, 10, 12.5)]}}
     text = "before\n<!-- table regimes -->\nold\n<!-- end -->\nafter\n"
     page = tables.filled(text, results)
     assert "old" not in page
     assert page.startswith("before\n<!-- table regimes -->\n| regime |")
     assert page.endswith("|\n<!-- end -->\nafter\n")
-    # The mean is of ratios, 0.5 and 1.25: 1 - sqrt(0.625).
-    line = "| few | 2 | 0.71 | +20.9 | -25.0 (off, b, 90 %) | 1.00 | 1.00 |"
+    # The mean is of ratios, 0.5 and 1.25; in b `align` is ahead in both.
+    line = "| few | 2 | 0.67 | +20.9; -25.0 (align, b, 90 %) | 1.00; 1.00 | 1.00; 1.00 "
+    line += "| +0.0; +0.0 | 1 | 1.35 | 1.00; 1.00 | 1.00; 1.00 | +0.0; +0.0 |"
     assert line in page.splitlines()
     assert tables.filled(page, results) == page
 

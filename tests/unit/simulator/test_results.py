@@ -190,3 +190,13 @@ def test_recommend_advises_for_a_role(role, rate, said, capsys):
     assert said in last
     assert ("TPOT" in last) == (role == "decode")
     assert not any("nan" in line for line in table)
+
+
+def test_limits_show_the_share_within_them_and_what_a_server_is_told(capsys):
+    limits = "--data-parallel-balance-ttft-ms 2000 --data-parallel-balance-tpot-ms 100"
+    load = "--num-prompts 300 --input-len 2000 --output-len 60 --max-num-seqs 8"
+    run(recommend, *f"{load} --num-seeds 1 --policy adaptive {limits}".split())
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].split()[-2:] == ["within", "gain"]
+    assert f"Use --data-parallel-balance adaptive {limits}: requests end" in shown
+    assert "within the limits." in shown

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from vllm_balance.core.policies import LatencyLimits
 from vllm_balance.simulator.policies import make_controller
 from vllm_balance.simulator.rank.limits import RankLimits
 from vllm_balance.simulator.requests.arrivals import ClientTraffic
@@ -41,9 +42,12 @@ SERVED = {
         async_scheduling=True,
     ),
 }
+LIMITS = LatencyLimits(8.0, 0.5)
+SERVED["limits"] = replace(SERVED["a trace"], latency_limits=LIMITS)
 REASONS = {
     "cheap",
     "decodes_first",
+    "first_token",
     "gain",
     "hold_bound",
     "idle",
@@ -52,9 +56,10 @@ REASONS = {
     "waiting_cost",
 }
 RECORDED = {
-    "a trace": "47f75a3cf7c4aef1",
+    "a trace": "e5b34f610d4100c0",
     "long prompts": "6ccd09670677c222",
     "a full cache": "4fe838f488732870",
+    "limits": "e79dcbffa0cb540e",
 }
 
 
@@ -77,13 +82,12 @@ class Recording:
 
 def test_recorded_decisions_are_taken_again():
     made = []
-
-    def recorded(in_flight):
-        made.append(Recording(make_controller("adaptive", in_flight)))
-        return made[-1]
-
     for served in SERVED.values():
-        simulate(served, "adaptive", 1, controllers={"adaptive": recorded})
+        policy = make_controller(
+            "adaptive", 1 + served.async_scheduling, limits=served.latency_limits
+        )
+        made.append(Recording(policy))
+        simulate(served, "adaptive", 1, controllers={"adaptive": lambda _: made[-1]})
     texts = ["".join(one.texts).encode() for one in made]
     hashes = [hashlib.sha256(text).hexdigest()[:16] for text in texts]
     assert dict(zip(SERVED, hashes, strict=True)) == RECORDED

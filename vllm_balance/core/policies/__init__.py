@@ -9,17 +9,19 @@ Pure Python: no torch, no vllm import, no clock, no randomness.
 from collections.abc import Callable, Mapping
 from inspect import signature
 
-from .adaptive import Adaptive
+from .adaptive import NO_LIMITS, Adaptive, LatencyLimits
 from .decision import OPEN, Decision, Policy
 from .guard import Guard
 from .simple import Align, Cap
 
 __all__ = [
     "ALONE",
+    "NO_LIMITS",
     "OPEN",
     "POLICIES",
     "SHORT_FIRST",
     "Decision",
+    "LatencyLimits",
     "Policy",
     "create_policy",
 ]
@@ -39,7 +41,10 @@ ALONE = frozenset({"adaptive"})
 
 
 def create_policy(
-    name: str, parameters: Mapping[str, object] | None = None, in_flight: int = 1
+    name: str,
+    parameters: Mapping[str, object] | None = None,
+    in_flight: int = 1,
+    limits: LatencyLimits = NO_LIMITS,
 ) -> Policy:
     """A new policy, whose holds are bounded.
 
@@ -47,6 +52,7 @@ def create_policy(
         name: one of `POLICIES`.
         parameters: of the policy.
         in_flight: steps that an engine schedules before the first has ended.
+        limits: kept by `adaptive`.
 
     Raises:
         ValueError: the policy has no such parameter, or not with that value.
@@ -59,4 +65,7 @@ def create_policy(
                 f"it has {', '.join(known) or 'none'}"
             )
     policy = POLICIES[name](**(parameters or {}))
-    return Guard(policy, in_flight) if isinstance(policy, Adaptive) else policy
+    if not isinstance(policy, Adaptive):
+        return policy
+    policy.limits = limits
+    return Guard(policy, in_flight)

@@ -13,6 +13,7 @@ After each step, on every rank alike, from the rows of all ranks::
     1. if nobody decodes: open                        # nothing is delayed by a release
     2. if the costs are unknown: open, but hold once enough decode
     3. work[r] = tokens to compute of the pending prompts, deep ones dearer
+       if a first token keeps its limit now but not a step later: release
        B = the budget, at most a step, with the largest
            sum_r waiting[r] * weight * min(1, B / work[r]) - waste(B)
        if that is negative for every B: release prompts that are cheap alone, for as
@@ -28,8 +29,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .cost import (
+    FORGETTING_STEPS,
     LEAST_CHUNK,
-    MEMORY,
     CostFit,
     StepCost,
     best_prefill_budget,
@@ -45,8 +46,7 @@ _DECODES_FIRST = _HOLD._replace(reason="decodes_first")
 _LEARN = OPEN._replace(reason="learn")
 _LEARN_BY_HOLD = _HOLD._replace(reason="learn")
 _DECODING = 3
-"""Steps that an answer must last for holds to gain by it: with two tokens they lose
-half of the mean; see `_first_decode`."""
+"""Steps that an answer must last for holds to gain by it; see `_first_decode`."""
 _LONGEST_UNKNOWN = 30.0
 """Seconds of prefills beside decodes after which a step without a prefill is made in
 any case; see `_first_decode`."""
@@ -54,36 +54,46 @@ _FIRST_TOKENS = 0.004
 """Share of the mean end-to-end time that is given for earlier first tokens while all
 slots are in use; see `_slack`."""
 _LEAST_LOAD = 0.07
-"""Share of the slots in use below which no more is given: at most 3 % of the mean. With
-0.02 eight clients of 256 slots lose 2 % of their throughput."""
+"""Share of the slots in use below which no more is given: at most 3 % of the mean."""
 _CHEAP = 0.9
 """Share of what a usual prompt wastes, released alone, up to which one is cheap."""
-_FOR_CHEAP = 0.12
+_FOR_CHEAP = 0.15
 """Share of everybody's time that cheap prompts may take by going at once. Most of it
-holds would have taken anyway: the mean is longer by an eighth of it."""
+holds would have taken anyway."""
 _MOST_CHEAP = 20
 """Releases of a usual prompt for which time is kept."""
+_SPARE = 0.9
+"""Share of the limit per token up to which decodes are delayed for first tokens."""
 _LEAST_STRETCH = 1e-3
 """Least share of the time that prefills are taken to need; what holds could save is
 less than can be measured then."""
 
 
-class Known(NamedTuple):
+class LatencyLimits(NamedTuple):
+    """What users are to wait at most, in seconds; 0 is no limit."""
+
+    ttft: float = 0.0
+    """For the first token, if decodes keep the other limit."""
+    tpot: float = 0.0
+    """For each other token, on the mean of an answer, for the sake of first ones."""
+
+
+NO_LIMITS = LatencyLimits()
+
+
+class LearnedState(NamedTuple):
     """What was learned of the device and of the traffic."""
 
     fit: CostFit = CostFit()
-    """The fit of what steps cost."""
     cost: StepCost | None = None
     """What the fit says; None before any step without prefill was timed."""
     attention: float = 0.0
     """Tokens that attending to one costs."""
     flow: Flow = Flow()
-    """How requests flow."""
     served: frozenset[int] = frozenset()
     """Ranks that have ever had a request: what never comes cannot be waited for."""
 
     def work(self, tokens: Sequence[int], attended: Sequence[int]) -> Sequence[float]:
-        """What prompt tokens cost per rank, with what they attend to."""
         price = self.attention
         if not price:
             return tokens
@@ -101,19 +111,19 @@ class Cheap(NamedTuple):
     """Person-seconds that releases of cheap ones may take."""
 
     def see(self, pending: Sequence[int], work: Sequence[float]) -> "Cheap":
-        """With the prompts that have become pending on a rank without others."""
+        """Adds prompts that have become pending on a rank without others."""
         usual = self.usual
         for now, before, tokens in zip(pending, self.pending, work, strict=False):
             if now and not before:
-                share = now / (now + MEMORY) if usual else 1.0
+                share = now / (now + FORGETTING_STEPS) if usual else 1.0
                 usual += share * (tokens / now - usual)
         return Cheap(usual, pending, self.allowed)
 
 
-class Waits(NamedTuple):
+class WaitAccount(NamedTuple):
     """How long requests have waited."""
 
-    number: float = float(MEMORY)
+    number: float = float(FORGETTING_STEPS)
     """How many waited in the recent steps, summed."""
     squares: float = 0.0
     """Their squared ages in µs², summed; 0 at first, so that first holds are short."""
@@ -122,16 +132,15 @@ class Waits(NamedTuple):
 
 
 class AdaptiveState(NamedTuple):
-    """All that `adaptive` remembers. It is a value: who keeps one can go on from it."""
+    """All that `adaptive` remembers, as a value."""
 
-    known: Known = Known()
-    waits: Waits = Waits()
+    known: LearnedState = LearnedState()
+    waits: WaitAccount = WaitAccount()
     unknown: float = 0.0
     """Seconds of decodes beside prefills, before any step without one was timed."""
     nobody: bool = True
     """Whether nobody decoded after the last step."""
     cheap: Cheap = Cheap()
-    """Which prompts are cheap."""
 
     def next_wave(self) -> "AdaptiveState":
         """Without what was waited; with what is known of the costs and requests."""
@@ -148,13 +157,10 @@ class Adaptive:
 
     What counts is the time average of the requests in the ranks: by Little's law that
     is the mean end-to-end time at a given rate, and the throughput at a given number
-    in flight. Both sides are person-seconds, seconds times the requests that lose them.
-
-    - A hold of dt seconds delays the n_r requests that are pending on rank r: its
-      *waiting* grows by ``dt * n_r``.
-    - A release while other ranks have less to prefill wastes time (`StepCost.waste`),
-      and that delays all N requests, by so much more as prefills stretch the time of
-      those that decode: its *price* is ``waste * N * stretch``.
+    in flight. Both sides are person-seconds: a hold of dt seconds adds ``dt * n_r`` for
+    the n_r requests that are pending on rank r, and a release wastes time
+    (`StepCost.waste`) of all N requests, the more so as prefills stretch the time of
+    those that decode: its *price* is ``waste * N * stretch``.
 
     A release is due once the waiting has reached the price: rent-or-buy, which with
     even arrivals makes the cycles that renewal theory finds best. While the price stays
@@ -165,12 +171,13 @@ class Adaptive:
 
     def __init__(self) -> None:
         self.state = AdaptiveState()
+        self.limits = NO_LIMITS
 
     @property
     def learned(self) -> Learned | None:
         """What steps take, once a step without prefill was timed."""
         known = self.state.known
-        return known.cost and Learned(known.cost, known.fit.set_backs)
+        return known.cost and Learned(known.cost, known.fit.resets)
 
     def reset(self) -> None:
         """Forgets what was waited, and keeps what is known of costs and requests."""
@@ -183,12 +190,13 @@ class Adaptive:
         self.state = self.state._replace(known=known)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Learns from the step that has ended and decides on the next one."""
-        decision, self.state = decide(self.state, snapshot)
+        decision, self.state = step(self.state, snapshot, self.limits)
         return decision
 
 
-def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, AdaptiveState]:
+def step(
+    state: AdaptiveState, snapshot: Snapshot, limits: LatencyLimits = NO_LIMITS
+) -> tuple[Decision, AdaptiveState]:
     """The decision on the next step, and what is remembered after it."""
     seconds = max(snapshot.step_time_us) * SECONDS
     known = _learn(state.known, snapshot, seconds)
@@ -207,7 +215,7 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
         unknown = unknown if decision.admit else 0.0
     else:
         decision, cheap = _weigh(
-            known, known.cost, waits.waiting, work, snapshot, cheap, seconds
+            known, known.cost, waits.waiting, work, snapshot, cheap, seconds, limits
         )
         if nobody and decision.admit:
             decision = _IDLE
@@ -217,7 +225,7 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
         waited * (1 - released / tokens) if released < tokens else 0.0
         for waited, tokens in zip(waits.waiting, work, strict=True)
     ]
-    waits = Waits(waits.number, waits.squares, waiting)
+    waits = WaitAccount(waits.number, waits.squares, waiting)
     state = AdaptiveState(known, waits, unknown, nobody, cheap)
     if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
         return decision, state  # a cut prompt takes more steps, in which others decode
@@ -225,8 +233,7 @@ def decide(state: AdaptiveState, snapshot: Snapshot) -> tuple[Decision, Adaptive
     return Decision(admits, budget, reason, known.attention, LEAST_CHUNK), state
 
 
-def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
-    """Adds a step to what is known."""
+def _learn(known: LearnedState, snapshot: Snapshot, seconds: float) -> LearnedState:
     fit, cost, attention, flow, served = known
     if len(served) < len(snapshot.running):
         loads = zip(snapshot.running, snapshot.waiting, strict=True)
@@ -258,24 +265,23 @@ def _learn(known: Known, snapshot: Snapshot, seconds: float) -> Known:
         seconds=seconds,
         decode=cost and cost.decode,
     )
-    return Known(fit, cost, attention, flow, served)
+    return LearnedState(fit, cost, attention, flow, served)
 
 
-def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
+def _wait(waits: WaitAccount, snapshot: Snapshot, seconds: float) -> WaitAccount:
     """Adds a step's waiting, more on full ranks and for old requests.
 
     A rank with more requests than others ends last, and must not wait for these;
     one that is alone must not keep those waiting who wait for a slot. Half of it
-    grows with the square of the age, as a share of the mean square of whoever
-    waited lately, so that on average a second counts as one: the last percent of
-    the first tokens are those of the oldest.
+    grows with the square of the age, over the mean square of all that waited lately,
+    so that the last first tokens come earlier.
     """
     pending, waiting = snapshot.pending, waits.waiting
     if len(waiting) != len(pending):
         waiting = [0.0] * len(pending)
     ages = zip(pending, snapshot.pending_age_us, strict=True)
     old = [n * age * age for n, age in ages]
-    keep = 1 - 1 / MEMORY
+    keep = 1 - 1 / FORGETTING_STEPS
     number = waits.number * keep + sum(pending)
     squares = waits.squares * keep + sum(old)
     step = max(snapshot.step_time_us)
@@ -289,15 +295,14 @@ def _wait(waits: Waits, snapshot: Snapshot, seconds: float) -> Waits:
         waited + half * place * (n + squared / usual) if n else 0.0
         for waited, n, place, squared in rows
     ]
-    return Waits(number, squares, waiting)
+    return WaitAccount(number, squares, waiting)
 
 
 def _first_decode(ranks: int, snapshot: Snapshot, unknown: float) -> Decision:
     """A step without prefill, as soon as it is worth it; until then, all are open.
 
-    The first one may take seconds, for which all wait. So it is made while as many
-    decode as are pending, and three times those that begin in a step: answers are
-    long enough then to gain anything. If too few do, it is made as well once
+    It may take seconds, for which all wait, so it is made while as many decode as are
+    pending, and three times those that begin in a step. If too few do, it is made once
     prefills beside decodes have taken `_LONGEST_UNKNOWN` that many times.
     """
     prefills, left = snapshot.prefill_tokens, sum(snapshot.pending_tokens)
@@ -311,18 +316,16 @@ def _first_decode(ranks: int, snapshot: Snapshot, unknown: float) -> Decision:
 
 
 def _weigh(
-    known: Known,
+    known: LearnedState,
     cost: StepCost,
     waiting: Sequence[float],
     work: Sequence[float],
     snapshot: Snapshot,
     cheap: Cheap,
     seconds: float,
+    limits: LatencyLimits,
 ) -> tuple[Decision, Cheap]:
-    """A release, if one is worth it, or of prompts that are cheap.
-
-    Else a hold, which no arrival slips through.
-    """
+    """A release, if one is worth it, or due, or cheap; else a hold."""
     largest, ranks = max(snapshot.max_tokens), len(known.served)
     limit = max(1, largest - max(snapshot.running))
     requests, stretch = max(1, _requests(snapshot)), known.flow.stretch
@@ -330,17 +333,23 @@ def _weigh(
     weight = (1 + _slack(load, stretch)) / persons
     waited = zip(work, waiting, strict=True)
     rows = [(tokens, each * weight) for tokens, each in waited if tokens]
-    given = rows, ranks, whole_step(limit, known.attention), largest, cost
-    release = OPEN._replace(reason="gain")
-    budget, _ = best_prefill_budget(*given)
-    if budget and ranks > 1:
+    whole = whole_step(limit, known.attention)
+    given = rows, ranks, whole, largest, cost
+    one = min(1.0, cheap.usual / largest)
+    decodes_keep = cost.decode * stretch <= _SPARE * (limits.tpot or math.inf)
+    due = 0.0
+    if limits.ttft and decodes_keep:
+        usual_seconds = cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks)
+        due = _due(cost, work, snapshot, whole, limits.ttft, usual_seconds)
+    release = OPEN._replace(reason="first_token" if due else "gain")
+    budget, _ = best_prefill_budget(*given, due)
+    if budget and not due and ranks > 1:
         served = [min(tokens, budget) for tokens in work]
         if _decodes_first(known.flow, cost, served, snapshot):
             return _DECODES_FIRST, cheap
     # Who waits for a slot waits for an end, and in a closed loop time is throughput.
     have_slots = requests == sum(snapshot.decoding) + sum(snapshot.pending)
-    if have_slots and ranks > 1 and not known.flow.is_closed:
-        one = min(1.0, cheap.usual / largest)
+    if have_slots and decodes_keep and ranks > 1 and not known.flow.is_closed:
         usual = cost.alone(one, ranks)
         allowed = cheap.allowed + _FOR_CHEAP * requests * seconds
         allowed = min(allowed, _MOST_CHEAP * usual * persons)
@@ -348,7 +357,7 @@ def _weigh(
             # Waste grows from `fixed` in proportion to the tokens.
             share = (_CHEAP * usual - cost.fixed) / (usual - cost.fixed)
             most = share * one * largest
-            shares = [min(tokens, given[2]) for tokens, _ in rows]
+            shares = [min(tokens, whole) for tokens, _ in rows]
             if least := max([n for n in shares if n <= most], default=0):
                 release = OPEN._replace(reason="cheap")
                 budget, gain = best_prefill_budget(*given, least)
@@ -361,15 +370,42 @@ def _weigh(
     return release._replace(prefill_budget=tokens), cheap
 
 
+def _due(
+    cost: StepCost,
+    work: Sequence[float],
+    snapshot: Snapshot,
+    whole: float,
+    ttft: float,
+    usual_seconds: float,
+) -> float:
+    """Tokens of the ranks whose oldest request keeps its limit now, but not later.
+
+    Later is after one more step of decodes and a third of a usual prefill, which may
+    come first. 0 if there is no such rank.
+    """
+    due, most, largest = 0.0, max(work), max(snapshot.max_tokens)
+    later, share = cost.decode + usual_seconds / 3, sum(map(bool, work)) / len(work)
+
+    def takes(tokens: float) -> float:
+        full = min(tokens, whole) / largest
+        seconds = cost.prefill_seconds(full, full * share, 1 - share)
+        return math.ceil(tokens / whole) * (cost.decode + seconds)
+
+    too_new = (ttft - takes(most) - later) / SECONDS
+    for tokens, age_us in zip(work, snapshot.in_time_age_us, strict=True):
+        is_old = age_us and age_us > too_new
+        if is_old and 0 <= ttft - age_us * SECONDS - takes(tokens) < later:
+            due = max(due, min(tokens, whole))
+    return due
+
+
 def _slack(load: float, stretch: float) -> float:
     """How much more waiting weighs for the sake of first tokens; 0 is not at all.
 
     The cycle goes with the root of what waiting weighs. One that is s times shorter
-    than the best one loses ``(s + 1 / s) / 2 - 1`` of the time that it is about,
-    which is at most what prefills add to that of decodes, ``stretch - 1``. s is
-    such that this is ``_FIRST_TOKENS / load`` of the mean end-to-end time: around
-    its minimum the mean is flat, and on empty ranks a hold is all that a request
-    waits for. `load` is the requests in the ranks, as a share of the slots.
+    than the best one loses ``(s + 1 / s) / 2 - 1`` of what prefills add to the time
+    of decodes, at most ``stretch - 1``: s is such that this is `_FIRST_TOKENS` of the
+    mean end-to-end time over `load`, the share of the slots that is in use.
     """
     prefills = max(stretch - 1, _LEAST_STRETCH)
     given = _FIRST_TOKENS / max(load, _LEAST_LOAD) / prefills
@@ -383,9 +419,7 @@ def _decodes_first(
     """Whether decoding ends more requests in the same time than wait for it.
 
     A step more of decodes spares those that end in it the whole release, and delays
-    all that have no first token by the step. Short answers are so given before more
-    prompts are begun, but a queue is not kept waiting for them. On a rank alone a step
-    more for few decodes only comes later.
+    all that have no first token by the step.
     """
     seconds = cost.prefill_seconds(*_shares(served, max(snapshot.max_tokens)))
     decoding = sum(snapshot.decoding)
@@ -394,7 +428,6 @@ def _decodes_first(
 
 
 def _requests(snapshot: Snapshot) -> int:
-    """Requests in all ranks."""
     return sum(snapshot.running) + sum(snapshot.waiting)
 
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 LEAST_CHUNK = 1024
 """Tokens below which attention cuts no chunk. With MLA each chunk projects what is
-before it, which takes as long as 410 tokens need to attend to it: by the shapes of
-DeepSeek-V3, 512 * 256 operations against 320. It is also the shortest context at which
+before it, as long as 410 tokens attend to it. It is also the shortest context at which
 a token is taken to cost twice as much."""
 
 
@@ -24,7 +23,7 @@ def cost_of(position: int, tokens: int, per_attended: float) -> float:
 
 
 def whole_step(tokens: int, per_attended: float) -> float:
-    """What a step of these tokens may cost: as much as behind two other steps."""
+    """What a step of these tokens may cost: as many behind two such steps."""
     return cost_of(2 * tokens, tokens, per_attended)
 
 
@@ -70,8 +69,8 @@ class StepCost(NamedTuple):
     shared: float
     """Added for a full step of prompt tokens on every rank."""
     padding: float = 0.0
-    """Added for a full step of rows that nobody needs on every rank: where the
-    all-to-all is padded, ranks without prefill compute as many as the fullest has."""
+    """Added for a full step of rows that nobody needs on every rank, where the
+    all-to-all is padded."""
     attention: float = 0.0
     """Added for a full step on the fullest rank whose tokens attend each to as many."""
 
@@ -81,12 +80,7 @@ class StepCost(NamedTuple):
         return self.attention / own if own else 0.0
 
     def waste(self, most: float, mean: float, idle: float) -> float:
-        """Seconds of a prefill step that better balance would have saved.
-
-        The part of `own` that the fullest rank has over the mean, of `fixed` the part
-        that the step leaves unused, and the padding:
-        ``own * (most - mean) + fixed * (1 - mean) + padding * most * idle``.
-        """
+        """Seconds of a prefill step that better balance would have saved."""
         unused = self.own * (most - mean) + self.fixed * (1 - mean)
         return unused + self.padding * most * idle
 
@@ -97,7 +91,6 @@ class StepCost(NamedTuple):
     def prefill_seconds(
         self, most: float, mean: float, idle: float, attended: float = 0.0
     ) -> float:
-        """Seconds by which prefill lengthens a step."""
         together = self.shared * mean + self.padding * most * idle
         return self.fixed + self.own * most + together + self.attention * attended
 
@@ -115,8 +108,8 @@ def best_prefill_budget(
     ``gain(B) = sum_r cost_r * min(1, B / p_r)
     - cost.waste(B, mean_r min(p_r, B), share of ranks without work)``
 
-    Between two of the pending tokens p_r the gain is linear in B, so only B = p_r
-    and the limit need to be looked at: one sort, O(ranks log ranks).
+    Between two of the pending tokens p_r the gain is linear in B, so only those and
+    the limit are looked at.
 
     Args:
         work: pending prompt tokens p_r > 0, or what they cost, and waiting
@@ -126,9 +119,6 @@ def best_prefill_budget(
         max_tokens: tokens of the largest step; the unit of `cost`.
         cost: what prefills cost.
         least: if not 0, the best one of those from it on, worth it or not.
-
-    Returns:
-        A number as those of `work`, at most `limit`; and seconds.
     """
     ordered = sorted(work)
     # Waiting cost and tokens of the ranks that are served whole.
@@ -157,18 +147,15 @@ def best_prefill_budget(
 
 
 _DECODES = 15
-"""Steps without prefill whose median is the decode time: seven slow ones do not
-move it."""
+"""Steps without prefill whose median is the decode time."""
 _DEVIATION = 20.0
 """Prior standard deviation of the states, as a multiple of the newest step: a full
 step takes no longer than this number of those that were seen."""
-_DOUBTED = 0.5
+_SHARED_PRIOR_STEPS = 0.5
 """Weight, in steps, of the prior that what the ranks bear together takes no time. While
 a policy makes them prefill alike, only noise tells that from `own`, and `own` is to be
 preferred. A hundred steps in which one rank prefills outweigh it."""
-_TOGETHER = 2, 3
-"""Where these parts are among the states: `shared` and `padding`."""
-MEMORY = 100
+FORGETTING_STEPS = 100
 """Steps, or requests that end, over which what is measured fades. Few enough to follow
 a day, enough to tell five costs apart."""
 _NOISE = 0.1
@@ -188,31 +175,30 @@ _SURPRISES = 16
 
 
 _NOTHING = (0.0,) * (len(StepCost._fields) - 1)
+_TOGETHER = [StepCost._fields.index(part) - 1 for part in ("shared", "padding")]
+"""Where what ranks bear together is among the states, which are without `decode`."""
 
 
 class CostFit(NamedTuple):
     """Fits `StepCost` by robust least squares with forgetting, within bounds.
 
-    Every step with a prefill says ``step - decode = h . x`` of the state ``x = (fixed,
-    own, shared, padding, attention)``, with ``h = (1, most, mean, most * idle,
-    attended)``. Kept are the sums ``A`` of ``w h h'`` and ``b`` of ``w h (step -
-    decode)``; each step forgets one in `MEMORY`. The state is what minimises ``x' (A +
-    P) x / 2 - b' x`` within its bounds, by coordinate descent from the last one. P, the
-    precision of the prior, follows from the newest step, and from A for what the ranks
-    bear together; it is never summed up. So the matrix is positive definite, whatever
-    the steps were, and the state is bounded. If steps go on to be other than expected,
-    everything is forgotten.
+    It is a value: `observe` returns the next one. Every step with a prefill says ``step
+    - decode = h . x`` of the state ``x = (fixed, own, shared, padding, attention)``,
+    with ``h = (1, most, mean, most * idle, attended)``. Kept are sums, ``A`` of ``w h
+    h'`` and ``b`` of ``w h (step - decode)``, each step of which forgets a share. The
+    state minimises ``x' (A + P) x / 2 - b' x`` within its bounds, by coordinate descent
+    from the last one. P, the precision of the prior, follows from the newest step, and
+    from A for what the ranks bear together, and is never summed up: so the matrix is
+    positive definite and the state bounded, whatever the steps were. If steps go on to
+    be other than expected, everything is forgotten.
 
     While one rank alone prefills, `own` and `padding` cannot be told apart, and need
     not be: their waste is the same then. Prompts of one length do not tell `attention`
     from `own`: there are two states, and the one without attention counts for as long
-    as it explains about as much. Without the prior, loads of a steady traffic
-    are so alike that `fixed` and `own` cannot be told apart at first.
-
-    It is a value: `observe` returns the next one.
+    as it explains about as much.
     """
 
-    set_backs: int = 0
+    resets: int = 0
     """How often the costs were forgotten because they had changed."""
     decodes: tuple[float, ...] = ()
     """The last steps without prefill, in seconds."""
@@ -228,7 +214,7 @@ class CostFit(NamedTuple):
     """b."""
     surprise: float = 0.0
     steps: float = 0.0
-    """How many steps with a prefill the sums are of; each forgets one in `MEMORY`."""
+    """How many steps with a prefill the sums are of, as far as they are remembered."""
 
     @property
     def cost(self) -> StepCost | None:
@@ -239,7 +225,7 @@ class CostFit(NamedTuple):
 
     def forget(self) -> "CostFit":
         """Without all but the time of decodes."""
-        return CostFit(self.set_backs, self.decodes, self.decode)
+        return CostFit(self.resets, self.decodes, self.decode)
 
     def observe(
         self,
@@ -251,13 +237,7 @@ class CostFit(NamedTuple):
     ) -> "CostFit":
         """With one step more.
 
-        Args:
-            seconds: its duration, above 0.
-            most: prompt tokens of the fullest rank, as a share of the largest step.
-            mean: the same of the mean rank.
-            idle: share of the ranks that have no prompt tokens.
-            attended: tokens that those of the fullest rank attend to, as a share of the
-                square of the largest step.
+        It took `seconds`, above 0; the others are as `StepCost` has them.
         """
         before, decodes = self.decode, self.decodes
         fit, decode = self, before
@@ -269,7 +249,7 @@ class CostFit(NamedTuple):
             # The lower one of two: the first step is often a slow one.
             decode = sorted(decodes)[(len(decodes) - 1) // 2]
         if decodes is not self.decodes or decode != before:
-            fit = CostFit(fit.set_backs, decodes, decode, *fit[3:])
+            fit = CostFit(fit.resets, decodes, decode, *fit[3:])
         if before < math.inf and len(decodes) < _DECODES:
             # What the decodes took in the steps that were seen was known worse.
             later = before - decode
@@ -290,11 +270,11 @@ class CostFit(NamedTuple):
         surprise = fit.surprise + (error / longer - fit.surprise) / _SURPRISES
         if abs(surprise) > _SURPRISED:
             fit, surprise = fit.forget(), 0.0
-            fit = fit._replace(set_backs=fit.set_backs + 1)
+            fit = fit._replace(resets=fit.resets + 1)
         deviation = _NOISE * longer
         usual = _USUAL * deviation
         weight = usual / max(usual, abs(error)) / (deviation * deviation)
-        keep = 1 - 1 / MEMORY
+        keep = 1 - 1 / FORGETTING_STEPS
         information, weighted = [], []
         for h, row, b in zip(load, fit.information, fit.weighted, strict=True):
             each = weight * h
@@ -312,13 +292,12 @@ class CostFit(NamedTuple):
         decode: float,
         longer: float,
     ) -> "CostFit":
-        """With the states that fit these sums best."""
         # A launch or a graph break costs at most about one decode step.
         highest = (decode, *[math.inf] * (len(_NOTHING) - 1))
         deviation = _DEVIATION * longer
         priors = [1 / (deviation * deviation)] * len(_NOTHING)
         for i in _TOGETHER:
-            priors[i] += information[i][i] * _DOUBTED / max(1.0, self.steps)
+            priors[i] += information[i][i] * _SHARED_PRIOR_STEPS / max(1.0, self.steps)
         rows = list(zip(information, weighted, highest, priors, strict=True))
         without = _descend(self.states[0], rows[:-1])
         attending = _descend(self.states[1], rows)
@@ -338,7 +317,6 @@ before any step."""
 
 
 def _descend(state: Sequence[float], rows: Sequence[_Row]) -> Sequence[float]:
-    """The state after some sweeps from this one."""
     found = [*state]
     for _ in range(_SWEEPS):
         for i, (row, weighted, top, prior) in enumerate(rows):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a policy decides, and what a policy is. Pure Python."""
+"""What a policy decides, and what a policy is."""
 
 from typing import NamedTuple, Protocol
 
@@ -35,11 +35,9 @@ OPEN = Decision(admit=True, prefill_budget=None, reason="open")
 
 
 class Learned(NamedTuple):
-    """What a policy has learned about the device."""
-
     cost: StepCost
     """What steps take."""
-    set_backs: int
+    resets: int
     """How often it was forgotten because it was no longer so."""
 
 
@@ -52,11 +50,9 @@ class Policy(Protocol):
     """
 
     @property
-    def learned(self) -> Learned | None:
-        """For metrics; None if nothing."""
+    def learned(self) -> Learned | None: ...
 
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """The decision for the step that follows the snapshot."""
+    def decide(self, snapshot: Snapshot) -> Decision: ...
 
     def reset(self) -> None:
         """Forgets the requests of a wave that has ended.

@@ -4,7 +4,7 @@
 
 from typing import NamedTuple
 
-from .cost import MEMORY
+from .cost import FORGETTING_STEPS
 
 
 class Flow(NamedTuple):
@@ -24,14 +24,13 @@ class Flow(NamedTuple):
     decode_seconds: float = 0.0
     """What these would have taken without prefills."""
     steps: float = 0.0
-    """Before it was known what a decode takes."""
+    """Steps before it was known what a decode takes."""
     mean: float = 0.0
-    """Of the requests in all ranks, over the last `MEMORY` that ended."""
+    """Of the requests in all ranks, over the last `FORGETTING_STEPS` that ended."""
     variance: float = 0.0
     """Of the same."""
 
     def next_wave(self) -> "Flow":
-        """Without the last step."""
         return self._replace(decoding=0)
 
     @property
@@ -69,23 +68,19 @@ class Flow(NamedTuple):
     ) -> "Flow":
         """With one step more.
 
-        Args:
-            requests: in all ranks after it.
-            decoding: those of them that decode.
-            ended: those that decoded before it and are finished.
-            prefilled: prompt tokens that all ranks scheduled in it.
-            seconds: its duration; 0 if it is not known.
-            decode: seconds of a step without prefill; None if they are not known.
+        After it there are `requests`, of which some are `decoding`; `ended` are those
+        that decoded before it and are finished. `seconds` are 0, and `decode`, those of
+        a step without prefill, None if they are not known.
         """
         _, ends, decoded, passed, decodes, steps, mean, variance = self
         if ended:
-            share = min(1.0, ended / MEMORY) if mean else 1.0
+            share = min(1.0, ended / FORGETTING_STEPS) if mean else 1.0
             away = requests - mean
             mean += share * away
             variance += share * ((1 - share) * away * away - variance)
         if self.decoding and not prefilled:
             # Each that should end forgets one, so that longer answers are learned, too.
-            keep = 1 / (1 + self.decoding * self.ending / MEMORY)
+            keep = 1 / (1 + self.decoding * self.ending / FORGETTING_STEPS)
             ends = ends * keep + ended
             decoded = decoded * keep + self.decoding
         if seconds:

@@ -4,12 +4,15 @@
 
 import math
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from .cost import whole_step
-from .decision import Decision, Learned, Policy
+from .decision import Decision, Learned
 from .in_flight import StepsInFlight
 from .rows import SECONDS, Snapshot
+
+if TYPE_CHECKING:
+    from .adaptive import Adaptive
 
 BOUND_REACHED = "hold_bound"
 """The reason while a request was held for as long as it may be."""
@@ -17,19 +20,12 @@ LOSING = "losing"
 """The reason while holds have cost more than they may."""
 _ALLOWED = 0.01
 """Share of everybody's time that holds may cost without saving it."""
-_PREFILLS = 3
+_MAX_PREFILLS_PER_RANK = 3
 """Of each other rank that a request may be held for."""
-_OF_WAIT = 1 / 3
+_MAX_SHARE_OF_WAIT = 1 / 3
 """Share of the time since it became pending for which a request may be held."""
 _RECENT = 31
 """Steps that a median is of: a few slow ones do not move it."""
-
-
-class Learner(Policy, Protocol):
-    """A policy that learns from the times of steps."""
-
-    def forget_costs(self) -> None:
-        """What it has learned was of other steps."""
 
 
 class Guard:
@@ -41,14 +37,11 @@ class Guard:
     take from those whom they delay at most the person-seconds that releases saved
     everybody in the ranks, 1 % of everybody's time, and once a prefill of each rank.
 
-    Held is what was withheld since a request became pending: of a step with a budget
-    the share of a whole one that it lacks.
+    A step with a budget withholds the share of a whole step that the budget lacks; a
+    request is held for what was withheld since it became pending.
     """
 
-    # Unlike `AdaptiveState` this is no value: `_held` may have thousands of steps, and
-    # a value would copy them in each.
-
-    def __init__(self, policy: Learner, in_flight: int = 1) -> None:
+    def __init__(self, policy: "Adaptive", in_flight: int = 1) -> None:
         self._policy = policy
         self._steps = StepsInFlight(in_flight)
         self._decode, self._prefill, self._lone_rate = _Median(), _Median(), _Median()
@@ -62,7 +55,6 @@ class Guard:
 
     @property
     def learned(self) -> Learned | None:
-        """What the policy knows of the device."""
         return self._policy.learned
 
     def reset(self) -> None:
@@ -75,32 +67,30 @@ class Guard:
         """`_now` and `_total` after each step that a pending request has seen."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The policy's decision, which sees every snapshot; or a release."""
-        back = self._steps.back
+        back = self._steps.steps_back
         snapshot = self._steps.timed(snapshot)
-        if back != self._steps.back:
+        if back != self._steps.steps_back:
             self._policy.forget_costs()
         decision = self._policy.decide(snapshot)
         self._account(snapshot)
-        delayed = _delayed(snapshot)
+        delayed = delayed_requests(snapshot)
         if self._is_held_too_long(snapshot, delayed):
             decision = decision.opened(BOUND_REACHED)
         elif self._credit < 0:
             decision = decision.opened(LOSING)
         self._delayed = 0.0 if decision.admit else delayed
-        self._withheld = _withheld(decision, snapshot)
+        self._withheld = withheld_share(decision, snapshot)
         return decision
 
     def _is_held_too_long(self, snapshot: Snapshot, delayed: float) -> bool:
         oldest = max(snapshot.pending_age_us) * SECONDS
         while len(self._held) > 1 and self._held[1][0] <= self._now - oldest:
             self._held.popleft()
-        others = max(_PREFILLS * (len(snapshot.running) - 1), delayed - 1)
-        bound = max(self._usual * others, _OF_WAIT * oldest)
+        others = max(_MAX_PREFILLS_PER_RANK * (len(snapshot.running) - 1), delayed - 1)
+        bound = max(self._usual * others, _MAX_SHARE_OF_WAIT * oldest)
         return 0 < bound <= self._total - self._held[0][1]
 
     def _account(self, snapshot: Snapshot) -> None:
-        """Adds the step that has ended to what is measured, and to the credit."""
         seconds = max(snapshot.step_time_us) * SECONDS
         if not seconds:  # the first step of a wave
             return
@@ -126,7 +116,7 @@ class Guard:
         if not tokens:
             self._decode.add(seconds)
             return 0.0
-        self._prefill.add(seconds * self._steps.times)
+        self._prefill.add(seconds * self._steps.spans)
         longer = max(0.0, seconds - self._decode.value)
         rate = longer / max(tokens)
         if len(tokens) == 1:
@@ -136,7 +126,7 @@ class Guard:
         return max(0.0, rate * sum(tokens) - longer)
 
 
-def _withheld(decision: Decision, snapshot: Snapshot) -> float:
+def withheld_share(decision: Decision, snapshot: Snapshot) -> float:
     """Share of a whole step's prompt tokens that a decision keeps back."""
     if (budget := decision.prefill_budget) is None:
         return 0.0
@@ -144,7 +134,7 @@ def _withheld(decision: Decision, snapshot: Snapshot) -> float:
     return 1 - min(1.0, budget / whole_step(whole, decision.cost_per_attended))
 
 
-def _delayed(snapshot: Snapshot) -> float:
+def delayed_requests(snapshot: Snapshot) -> float:
     """Requests that a hold delays; of those behind the pending, that share."""
     columns = snapshot.pending, snapshot.running, snapshot.waiting, snapshot.decoding
     rows = [row for row in zip(*columns, strict=True) if row[0]]

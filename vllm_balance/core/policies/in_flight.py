@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from .cost import MEMORY
+from .cost import FORGETTING_STEPS
 from .rows import SECONDS, Snapshot
 
 _PARTS = 2
-"""Into which a step can be divided between two times."""
+"""Into which a step can be divided: a time is of one step, or of parts of two."""
 _EXPLAINED = 0.6
 """By how much another position must lessen the squares of all errors: a prefill that is
 taken for a decode, and the decode that is taken for it, make up to a half, as does a
@@ -28,18 +28,14 @@ class StepsInFlight:
     So ``t / (t + usual)`` is fitted by ``a + b * x``, b >= 0, with the times t, the
     squared mean of their roots, usual, and x the prompt tokens of the fullest rank,
     for each of several positions in the queue of steps; between two steps x is the mean
-    of both. What is fitted is below 1, so that a pause is one step among a hundred.
+    of both. What is fitted is below 1, so that a pause counts as one step.
     Another position is taken once it lessens the sum of the squared errors by more than
     `_EXPLAINED`, and by a third. Times pass unseen while no step in flight has prompts,
-    but for the first; each of the others forgets one in `MEMORY`.
+    but for the first; each of the others forgets one in `FORGETTING_STEPS`.
     """
 
     def __init__(self, in_flight: int) -> None:
-        """Takes times to be of the oldest step.
-
-        Args:
-            in_flight: steps that an engine schedules before the first has ended.
-        """
+        """Takes times to be of the oldest of the steps in flight."""
         self._steps: deque[list[tuple[int, ...]]] = deque(maxlen=in_flight)
         """Of each rank the prompt tokens, and what they attend to; the newest last."""
         positions = 1 + _PARTS * (in_flight - 1)
@@ -55,17 +51,16 @@ class StepsInFlight:
         """By position, sums of x, x² and x y."""
 
     @property
-    def back(self) -> float:
+    def steps_back(self) -> float:
         """How many steps before the newest a time is of."""
         return self._position / _PARTS
 
     @property
-    def times(self) -> int:
-        """Between how many times a step is divided: 1 or 2."""
+    def spans(self) -> int:
+        """How many times between exchanges a step takes a part of: 1 or 2."""
         return 1 + (self._position % _PARTS > 0)
 
     def reset(self) -> None:
-        """Forgets the steps in flight; keeps which of them times are of."""
         self._steps.clear()
 
     def timed(self, snapshot: Snapshot) -> Snapshot:
@@ -94,7 +89,7 @@ class StepsInFlight:
         before, self._busy = self._busy, any(tokens)
         if not before and not self._busy:
             return
-        keep = 1 - 1 / MEMORY
+        keep = 1 - 1 / FORGETTING_STEPS
         self._roots = keep * self._roots + math.sqrt(seconds)
         number = keep * self._times[0] + 1
         usual = self._roots / number

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""In which order a rank starts the prompts that wait: short ones first, within bounds.
-
-Pure Python: no torch, no vllm import, no clock.
-"""
+"""The order in which a rank starts the prompts that wait: short ones first."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -26,12 +23,10 @@ class ShortFirst:
 
     A prompt that becomes pending passes the one before it if that is longer and still
     allows as much; then the next one, until one does not. A prompt of p tokens allows p
-    at first, and what passes it is taken off. So prompts of at most p tokens together
-    are computed before it that came later, however many come and however long all hold.
-
-    Only those that are pending pass each other: they keep slot and blocks, and so age
-    and hold. Slots are given in order of arrival, since who has one keeps it for an
-    answer, of whose length the prompt does not tell.
+    at first, and what passes it is taken off: so later prompts of at most p tokens
+    together are computed before it. Only those that are pending pass each other; slots
+    are given in order of arrival, for a prompt does not tell how long its answer keeps
+    one.
     """
 
     def __init__(self) -> None:
@@ -45,13 +40,11 @@ class ShortFirst:
         pending: Mapping[str, int],
         unfinished: Collection[str],
     ) -> None:
-        """Lets those that have become pending pass others.
+        """Lets those that have become pending pass others in a rank's queue.
 
-        Args:
-            queue: of a rank.
-            first: names of its first requests; "" for one that stays where it is.
-            pending: tokens to compute of those that are pending, by name.
-            unfinished: names of all requests; others are forgotten now and then.
+        `first` are names of its first requests, "" for one that stays where it is;
+        `pending` says what pending ones have to compute. Others than the `unfinished`
+        are forgotten now and then.
         """
         prompts = self._prompts
         if all(name in prompts or name not in pending for name in first):

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the data parallel ranks tell each other once per step.
-
-Pure Python: no torch, no vllm import.
-"""
+"""What the data parallel ranks tell each other once per step."""
 
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
@@ -48,6 +45,9 @@ class Row(NamedTuple):
     """The same of the prompt tokens of the step that was scheduled last."""
     wish: int = 0
     """The newest wish for a policy that the rank has heard of; see `wishes`."""
+    in_time_age_us: int = 0
+    """With a limit of first tokens: time since the oldest of the pending requests came
+    whose first token is not late yet, in microseconds; 0 without any."""
 
 
 class Limits(NamedTuple):

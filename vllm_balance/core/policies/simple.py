@@ -18,10 +18,9 @@ def _refuse_less(least: int, **parameters: int) -> None:
 class Cap:
     """The rule of the vllm-ascend balance scheduler (vllm-ascend #5212), with an end.
 
-    Admission freezes while ``running_r >= max_running_r - margin`` on any rank r.
-    Margin 0 is the first published form, ``max(running) == max_num_seqs``; margin 1
-    the later one, ``max(running) > max_num_seqs - 2``. Prompts in progress go on. After
-    `timeout_steps` steps all may admit in one.
+    Admission freezes while ``running_r >= max_running_r - margin`` on any rank r:
+    margin 0 is the first published form, 1 the later one. Prompts in progress go on.
+    After `timeout_steps` steps all may admit in one.
     """
 
     learned = None
@@ -33,7 +32,6 @@ class Cap:
         self._held = 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Depends on this snapshot, and on how long admission has been frozen."""
         limits = zip(snapshot.running, snapshot.max_running, strict=True)
         if not any(running >= limit - self._margin for running, limit in limits):
             self._held = 0
@@ -45,7 +43,6 @@ class Cap:
         return Decision(admit=False, prefill_budget=None, reason="rank_full")
 
     def reset(self) -> None:
-        """Admission is not frozen."""
         self._held = 0
 
 
@@ -62,9 +59,8 @@ class Align:
     either wait: it would idle. So a hold lasts at most
     ``timeout_steps - 1 + batching_steps`` steps between two releases.
 
-    There are three differences. TensorRT-LLM counts the time-out also while no rank
-    has anything pending, so that it may release the first arrival at once; it pads a
-    rank without requests with one that counts as decoding; and where a rank decodes
+    TensorRT-LLM counts the time-out also while no rank has anything pending, pads a
+    rank without requests with one that counts as decoding, and where a rank decodes
     nothing, its release does not start `batching_steps` anew.
     """
 
@@ -77,7 +73,6 @@ class Align:
         self._waited = self._batched = 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Depends on the snapshots since the last release."""
         if not any(snapshot.pending):
             # An arrival must not slip in before the ranks have seen it.
             return _HOLD_FOR_OTHERS if any(snapshot.running) else OPEN
@@ -96,5 +91,4 @@ class Align:
         return _HOLD_FOR_OTHERS
 
     def reset(self) -> None:
-        """Starts both waits anew."""
         self._waited = self._batched = 0

@@ -3,11 +3,7 @@
 """Which policy a group is to have, as ranks tell each other in their rows.
 
 A wish is a number, which is larger the later it was made: how many were made before,
-and the policy. The largest of all rows is the one that counts, so that a wish which one
-rank has heard of reaches all in one exchange, and they switch in the same step. Of two
-that were made at once the same one wins on all ranks.
-
-Pure Python: no torch, no vllm import.
+and the policy. The largest of all rows counts, so all ranks switch in the same step.
 """
 
 NAMES = ("off", "cap", "align", "adaptive")
@@ -15,7 +11,6 @@ NAMES = ("off", "cap", "align", "adaptive")
 
 
 def first_wish(name: str) -> int:
-    """The wish of a rank that starts with this policy."""
     return NAMES.index(name)
 
 
@@ -29,5 +24,4 @@ def next_wish(wish: int, name: str) -> int:
 
 
 def wished(wish: int) -> str:
-    """The policy that a wish is for."""
     return NAMES[wish % len(NAMES)]

@@ -31,6 +31,7 @@ class Engine:
         shared_prefixes: bool = False,
         short_first: bool = False,
         received: bool = False,
+        ttft: float = 0.0,
     ) -> None:
         """Makes empty ranks.
 
@@ -41,6 +42,7 @@ class Engine:
             shared_prefixes: whether prompts share beginnings: then all are cached.
             short_first: whether short prompts may pass long ones in a rank.
             received: whether prompts come with their KV cache.
+            ttft: limit of first tokens in seconds; 0 is none.
 
         Raises:
             UsageError: the KV cache cannot hold the longest request.
@@ -57,12 +59,7 @@ class Engine:
             return Blocks(limits)
 
         self._ranks = [
-            GatedRank(
-                limits,
-                blocks(),
-                async_scheduling,
-                short_first,
-            )
+            GatedRank(limits, blocks(), async_scheduling, short_first, ttft)
             for _ in range(limits.ranks)
         ]
 

@@ -8,7 +8,7 @@ change since its last row is not read again: its requests only grow older.
 
 from itertools import islice
 
-from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.measure import RowMaker
 from vllm_balance.core.pending import (
     NOBODY,
     Pending,
@@ -35,6 +35,7 @@ class GatedRank(Scheduler):
         blocks: Blocks,
         async_scheduling: bool,
         short_first: bool = False,
+        ttft: float = 0.0,
     ) -> None:
         """Makes an empty rank.
 
@@ -43,14 +44,15 @@ class GatedRank(Scheduler):
             blocks: of its KV cache.
             async_scheduling: whether a step is scheduled before the last has ended.
             short_first: whether short prompts may pass long ones.
+            ttft: limit of first tokens in seconds; 0 is none.
         """
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
-        self._rows = RowMaker()
+        self._rows = RowMaker(ttft)
         self._last_changes = -1
         """What `_changes` was when the queues were read last; what was found then:"""
-        self._queues = Queues(0, 0, 0)
+        self._queues = 0, 0, 0
         self._pending = Pending({}, 0)
 
     def cached_tokens(self, request: SimRequest) -> int:
@@ -94,7 +96,7 @@ class GatedRank(Scheduler):
         self._last_changes = self._changes
         running, partial = len(self._running), self._partial
         decoding = running - (partial is not None)
-        self._queues = Queues(running, decoding, len(self._waiting))
+        self._queues = running, decoding, len(self._waiting)
         free = self._blocks.free
         refusal = self._refusal if self._refusal.lasts(free, running) else NOBODY
         self._pending = self._work.read(

@@ -45,6 +45,7 @@ class BalanceGate:
         stats: BalanceStats,
         new_policy: Callable[[str], Policy] = create_policy,
         short_first: Collection[str] = (),
+        ttft: float = 0.0,
     ) -> None:
         """The gate of one rank, which starts with the policy `name`.
 
@@ -55,6 +56,7 @@ class BalanceGate:
             stats: collects what the gate does.
             new_policy: makes the policy of a name.
             short_first: with which policies short prompts go first.
+            ttft: limit of first tokens in seconds; 0 is none.
         """
         self.stats = stats
         self._scheduler = scheduler
@@ -65,7 +67,7 @@ class BalanceGate:
         self.clip, self.clip_running = permit.clip, permit.clip_running
         self.apply = permit.apply
         self.switch = PolicySwitch(name, new_policy)
-        self._rows = OwnRows(scheduler, permit, self.switch, short_first)
+        self._rows = OwnRows(scheduler, permit, self.switch, short_first, ttft)
         self._follow_switch()
 
     def _follow_switch(self) -> None:
@@ -156,6 +158,7 @@ class BalanceGate:
             return
         # A rank that comes early does not wait for the step, but here for the others.
         after = time.monotonic()
+        self.stats.observe_held(self._rows.held)
         self._rows.end_exchange(after)
         if self.switch.follow(max(snapshot.wish), wave, step):
             self._follow_switch()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.distributed.utils import init_gloo_process_group
 from vllm.logger import init_logger
+from vllm.v1.core.sched.balance.options import BALANCE_OPTIONS
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 
 from vllm_balance import core
@@ -32,9 +33,8 @@ def identity_of(vllm_config: "VllmConfig") -> str:
     """What ranks must have in common, or they would decide differently."""
     parallel_config = vllm_config.parallel_config
     policy = parallel_config.data_parallel_balance
-    flags = f"--data-parallel-balance {policy}"
-    if (dispatch := parallel_config.data_parallel_dispatch) is not None:
-        flags += f" --data-parallel-dispatch {dispatch}"
+    given = [(flag, getattr(parallel_config, o)) for o, flag in BALANCE_OPTIONS.items()]
+    flags = " ".join(f"{flag} {value}" for flag, value in given if value)
     if policy == "off":
         return flags
     sent = "before" if sends_early(vllm_config) else "after"

@@ -3,7 +3,7 @@
 """What balance scheduling did: collected by a rank, on /metrics, and in the log."""
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -47,6 +47,11 @@ _METRICS: dict[str, tuple[str, str]] = {
         "Time the rank spent in the exchange of rows, waiting for slower ranks "
         "included.",
     ),
+    "held_seconds": (
+        _HISTOGRAM,
+        "Time for which a prompt could have been computed, until the step that "
+        "completed it began.",
+    ),
     "ratio": (
         _HISTOGRAM,
         "Mean over maximum, among the ranks, of the tokens of a step.",
@@ -67,6 +72,7 @@ _SLOW_S = 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 1800
 
 _BUCKETS: dict[str, tuple[float, ...]] = {
     "exchange_seconds": _FAST_S + _SLOW_S,
+    "held_seconds": _FAST_S + _SLOW_S,
     "ratio": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
 }
 
@@ -88,7 +94,7 @@ class BalanceStats:
 
     def __init__(self, policy: str, rank: int = 0) -> None:
         self._policy, self._rank = policy, rank
-        self._set_backs = 0
+        self._resets = 0
         self._cost: dict[str, float] = {}
         self._clear()
 
@@ -127,13 +133,17 @@ class BalanceStats:
             )
         if learned is not None:
             self._cost = learned.cost._asdict()
-            before, self._set_backs = self._set_backs, learned.set_backs
-            if self._rank == 0 and before < learned.set_backs:
+            before, self._resets = self._resets, learned.resets
+            if self._rank == 0 and before < learned.resets:
                 logger.warning(
                     "Data parallel balance: policy %s learns the costs of a step anew, "
                     "because they changed.",
                     self._policy,
                 )
+
+    def observe_held(self, seconds: Iterable[float]) -> None:
+        """Prompts of this rank that were completed, or are gone."""
+        self._values["held_seconds"].extend(seconds)
 
     def observe_held_step(self) -> None:
         self._held_steps += 1

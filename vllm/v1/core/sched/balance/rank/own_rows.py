@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Makes a rank's row of what its scheduler and its last pass say."""
 
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from vllm.v1.core.sched.balance.rank.reads import SchedulerReads, num_waiting
 from vllm.v1.core.sched.balance.rank.scheduler_writes import put_in_order
 from vllm.v1.core.sched.balance.rank.switch import PolicySwitch
 
-from vllm_balance.core.measure import Queues, RowMaker
+from vllm_balance.core.measure import RowMaker
 from vllm_balance.core.policies.order import ShortFirst
 from vllm_balance.core.policies.rows import Row
 
@@ -27,12 +28,14 @@ class OwnRows(RowMaker):
         permit: PrefillPermit,
         switch: PolicySwitch,
         short_first: Collection[str],
+        ttft: float = 0.0,
     ) -> None:
         """Reads nothing yet: a scheduler makes its gate before its KV cache.
 
-        With the policies in `short_first`, short prompts pass long ones.
+        With the policies in `short_first`, short prompts pass long ones; `ttft` is the
+        limit of first tokens in seconds, 0 for none.
         """
-        super().__init__()
+        super().__init__(ttft)
         self._scheduler, self._permit = scheduler, permit
         self._switch, self._short_first = switch, short_first
 
@@ -56,8 +59,9 @@ class OwnRows(RowMaker):
             wave,
             step,
             now,
-            queues=Queues(len(running), len(decoding), num_waiting(scheduler)),
+            queues=(len(running), len(decoding), num_waiting(scheduler)),
             ended=self.count_ended(decoding, scheduler.requests),
             pending=self._reads.pending(permit.refusal, permit.looked_up),
             wish=self._switch.wish,
+            clock=time.time(),
         )

@@ -9,7 +9,11 @@ from vllm import envs
 from vllm.fixes.orphans import end_with_parent
 from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
+from vllm.v1.core.sched.balance.options import (
+    check_balance_scheduler,
+    latency_limits_of,
+    only_decodes,
+)
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import (
     RowExchange,
@@ -60,14 +64,17 @@ def create_balance_gate(
         )
     if only_decodes(vllm_config):
         name = "off"
+    limits = latency_limits_of(parallel_config)
+    in_flight = vllm_config.max_concurrent_batches
     is_fcfs = vllm_config.scheduler_config.policy == "fcfs"
     return BalanceGate(
         scheduler,
         name,
         BeforeStep(exchange) if sends_early(vllm_config) else AfterStep(exchange),
         BalanceStats(name, parallel_config.data_parallel_rank),
-        partial(create_policy, in_flight=vllm_config.max_concurrent_batches),
+        partial(create_policy, in_flight=in_flight, limits=limits),
         short_first=SHORT_FIRST if is_fcfs else (),
+        ttft=limits.ttft,
     )
 
 
