@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=tests/engine build/env/reference/bin/python bench/polite.py [--rounds N]
+    build/env/reference/bin/python bench/polite.py [--rounds N]
 
 Each round serves `off`, then `adaptive`, on two emulated ranks, and polite clients ask
 for answers of 4 and of 32 tokens, alone and beside one client of eight connections.
@@ -16,8 +16,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -25,8 +27,10 @@ from pathlib import Path
 
 import aiohttp
 
+from ports import free_port
 from vllm_balance.reference import tiny_models
-from vllm_server import Server
+from vllm_balance.server_api import Endpoint
+from vllm_balance.trial.server import Server
 
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 EMULATED = json.dumps({"emulated_device": DEVICE}, separators=(",", ":"))
@@ -34,6 +38,7 @@ OPTIONS = f"""-dp 2 --async-scheduling --max-num-seqs 64 --max-num-batched-token
 --max-model-len 1024 --no-enable-prefix-caching --additional-config {EMULATED}"""
 POLITE_CLIENTS, CONNECTIONS, SECONDS = 20, 8, 25
 POLICIES = ("off", "adaptive")
+READY_S = 600.0
 
 
 def enum(size):
@@ -52,6 +57,19 @@ HOSTILE = {
         {"prompt": [5] * 1_000, "max_tokens": 1},
     ],
 }
+
+
+@contextlib.contextmanager
+def serving(model, policy):
+    """The address of a server with that policy."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    words = f"serve {model} --port {port} {OPTIONS} --data-parallel-balance {policy}"
+    with Server([vllm, *words.split()], model.parent / "log", os.environ) as server:
+        server.start()
+        server.wait_until_ready(Endpoint(url), READY_S)
+        yield url
 
 
 async def phase(url, tokens, hostile):
@@ -97,10 +115,9 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         model = tiny_models.make("moe", Path(name))
         for _, policy in itertools.product(range(of.rounds), POLICIES):
-            options = *OPTIONS.split(), "--data-parallel-balance", policy
-            with Server(Path(name), model, *options) as server:
+            with serving(model, policy) as url:
                 for hostile, tokens in itertools.product(((), bodies), (1, 4, 32)):
-                    took, told = asyncio.run(phase(server.url, tokens, hostile))
+                    took, told = asyncio.run(phase(url, tokens, hostile))
                     statuses += told
                     rows[policy, tokens, bool(hostile)].append(took)
     print(f"the one client was told {dict(statuses)}")

@@ -4,12 +4,15 @@
 
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch.distributed as dist
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 
 from vllm_balance.core.policies.rows import Limits, Row, Snapshot
+
+MakeRow = Callable[[], Row]
+Group: TypeAlias = dist.ProcessGroup | None
 
 EXCHANGE_EVERY_WHEN_OFF = 32
 """Steps between two exchanges while nothing can be held: as often as upstream's ranks
@@ -24,7 +27,7 @@ class AfterStep:
 
     def __init__(self, exchange: RowExchange) -> None:
         self.exchange = exchange
-        self.group: dist.ProcessGroup | None = None
+        self.group: Group = None
         """The one that was joined last."""
         self._is_off = False
         self._is_first = False
@@ -40,10 +43,7 @@ class AfterStep:
         self._is_off = is_off
 
     def join(
-        self,
-        group: dist.ProcessGroup,
-        limits: Limits,
-        tell_clients: Callable[[], None],
+        self, group: Group, limits: Limits, tell_clients: Callable[[], None]
     ) -> None:
         """Follows this group from now on; the first step in it is exchanged."""
         self.exchange.join(group, limits, tell_clients, self._own_connections)
@@ -54,14 +54,10 @@ class AfterStep:
     def _skips_exchange(self, step: int) -> bool:
         return self._is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
 
-    def before_step(
-        self, group: dist.ProcessGroup, step: int, make_row: Callable[[], Row]
-    ) -> None:
+    def before_step(self, group: Group, step: int, make_row: MakeRow) -> None:
         """A step is about to be computed, of a wave that all ranks are in."""
 
-    def after_step(
-        self, wave: int, step: int, make_row: Callable[[], Row]
-    ) -> Snapshot | None:
+    def after_step(self, wave: int, step: int, make_row: MakeRow) -> Snapshot | None:
         """All ranks have ended a step.
 
         Returns:
@@ -73,18 +69,12 @@ class AfterStep:
             return None
         return self._exchange(make_row)
 
-    def _exchange(self, make_row: Callable[[], Row]) -> Snapshot:
+    def _exchange(self, make_row: MakeRow) -> Snapshot:
         self.exchange.send(make_row())
         self.waits_since = time.monotonic()
         return self.exchange.receive()
 
-    def end_wave(
-        self,
-        group: dist.ProcessGroup | None,
-        wave: int,
-        step: int,
-        make_row: Callable[[], Row],
-    ) -> None:
+    def end_wave(self, group: Group, wave: int, step: int, make_row: MakeRow) -> None:
         """All ranks have ended the last step of a wave, and need no decision."""
         self.exchange.end_wave(wave, step)
         self.reset()
@@ -100,31 +90,23 @@ class BeforeStep(AfterStep):
         super().reset()
         self._is_sent = False
 
-    def before_step(
-        self, group: dist.ProcessGroup, step: int, make_row: Callable[[], Row]
-    ) -> None:
+    def before_step(self, group: Group, step: int, make_row: MakeRow) -> None:
         """Sends this rank's row, unless the ranks may have met in another group."""
         if group is self.group and not self._skips_exchange(step):
             self._send(make_row)
 
-    def _send(self, make_row: Callable[[], Row]) -> None:
+    def _send(self, make_row: MakeRow) -> None:
         if not self._is_sent:  # between two waves a step may not come to its end
             self.exchange.send(make_row())
             self._is_sent = True
 
-    def _exchange(self, make_row: Callable[[], Row]) -> Snapshot:
+    def _exchange(self, make_row: MakeRow) -> Snapshot:
         self._send(make_row)
         self._is_sent = False
         self.waits_since = time.monotonic()
         return self.exchange.receive()
 
-    def end_wave(
-        self,
-        group: dist.ProcessGroup | None,
-        wave: int,
-        step: int,
-        make_row: Callable[[], Row],
-    ) -> None:
+    def end_wave(self, group: Group, wave: int, step: int, make_row: MakeRow) -> None:
         """Exchanges rows that other ranks may have sent already; nobody reads them."""
         if group is self.group and not self._skips_exchange(step):
             self._exchange(make_row)
