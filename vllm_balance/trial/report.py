@@ -118,7 +118,7 @@ def warnings(judged: Measured) -> list[str]:
     """What makes the figures less than they seem."""
     found = []
     lasts, stretch = mean_latency(judged.answers), _mean_stretch(judged)
-    if lasts > judged.washout + LATE_S:
+    if lasts > stretch / 2 + LATE_S:
         found.append(
             f"Answers take {lasts:.0f} s, too long for stretches of {stretch:.0f} s,"
             f" of which the first {judged.washout:.0f} s are left out: what one policy "

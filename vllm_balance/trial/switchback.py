@@ -162,9 +162,9 @@ class Switchback:
         most = 1 + max(0, round(left / lasts))
         self._most = max(LEAST_BLOCKS, min(most, MOST_BLOCKS))
         self.block_s = lasts
-        if not self._site.is_switched:
-            washout = min(mean_latency(self._answers), length / 2)
-            self.measured = replace(self.measured, washout=washout)
+        # Answers may take longer than in the warm-up.
+        washout = min(mean_latency(self._answers), length / 2)
+        self.measured = replace(self.measured, washout=washout)
 
     async def _stretch(self, block: int, policy: str, length: float) -> None:
         async with AsyncExitStack() as stack:

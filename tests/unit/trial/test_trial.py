@@ -481,14 +481,19 @@ def test_nothing_that_is_worse_or_unknown_is_green():
 
 
 def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
-    answers = steady(4, 0, 200, 8.0)
-    stretches = [
-        Stretch(n // 2, "ab"[n % 2], None, 10 * n, 10 * n + 10) for n in range(20)
-    ]
-    (said,) = report.warnings(Measured(answers, {}, [], stretches, 5.0))
+    def warnings(seconds):
+        stretches = [
+            Stretch(n // 2, "ab"[n % 2], None, seconds * n, seconds * (n + 1))
+            for n in range(20)
+        ]
+        answers = steady(4, 0, 20 * seconds, 8.0)
+        washout = min(8.0, seconds / 2)
+        return report.warnings(Measured(answers, {}, [], stretches, washout))
+
+    (said,) = warnings(10)
     assert "Answers take 8 s, too long for stretches of 10 s" in said
     assert "Give --stretch 24" in said
-    assert report.warnings(Measured(answers, {}, [], stretches, 8.0)) == []
+    assert warnings(24) == []
 
 
 # ---- The command line
