@@ -72,7 +72,9 @@ a switched rank rests by what it has (cap, sync, switches)
 a first step without requests is not watched (cap, sync, losses)
     RankWatch._look: self._in_wave() => False
 a resized group sends its rows to the ranks that were (cap, sync, resizes)
-    BalanceGate.exchange: group is not self._group => self._group is None
+    BalanceGate.exchange_for: group is not self._timing.group => self._timing.group is None
+a row on its way is kept for another group (cap, several hosts, resizes)
+    AfterStep.join: self.reset() => pass
 early rows of the wrong step (cap, several hosts, waves)
     BalanceGate.send_for: core.step_counter + 1 => core.step_counter
 """  # noqa: E501
