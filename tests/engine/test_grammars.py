@@ -150,6 +150,7 @@ def test_what_a_trial_does_not_survive_is_refused(processor, monkeypatch):
         stopped.setattr(grammars, "_PROGRAM", program(f"{BEGINS}; {GETS_ONE}"))
         with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
             checked(processor, json=LONG)
+    processor.balance_trial.process.wait(60)
     assert grammars.was_checked(checked(processor, json=LONG))
 
 
