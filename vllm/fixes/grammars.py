@@ -44,7 +44,8 @@ TRIAL_BYTES = 4 << 30
 TRIALS, WAIT_SECONDS = 2, 90
 """How many there may be, and what each may wait for others and a busy machine."""
 
-_PROGRAM = (sys.executable, "-c", "from vllm.fixes.trial import main; main()")
+_START = "import sys; del sys.path[0]; from vllm.fixes.trial import main; main()"
+_PROGRAM = (sys.executable, "-c", _START)  # whatever there is in the current folder
 _encoded = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _OFTEN = re.compile(r"\d{3}")
@@ -149,9 +150,7 @@ class GrammarExecutor:
         return asyncio.run_coroutine_threadsafe(in_time(), self._clock)
 
 
-class _Trial:
-    """A process of `vllm.fixes.trial`, whose forks try constraints."""
-
+class _Trial:  # a process of `vllm.fixes.trial`, whose forks try constraints
     def __init__(self, of: Any) -> None:
         self._configs = of.model_config, of.structured_outputs_config
         self._begins, self._free = asyncio.Lock(), asyncio.Semaphore(TRIALS)

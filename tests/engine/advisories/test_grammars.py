@@ -130,7 +130,7 @@ GETS_ONE = "pickle.load(c.makefile('rb')); c.send(b'ready'); socket.recv_fds(c, 
 
 
 def program(text):
-    return (sys.executable, "-c", text)
+    return (sys.executable, "-c", f"import sys; del sys.path[0]\n{text}")
 
 
 def asked(trial, seconds=60, **constraint):
@@ -150,6 +150,7 @@ def test_what_a_trial_does_not_survive_is_refused(processor, monkeypatch):
         stopped.setattr(grammars, "_PROGRAM", program(f"{BEGINS}; {GETS_ONE}"))
         with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
             checked(processor, json=LONG)
+    processor.balance_trial.process.wait(60)
     assert grammars.was_checked(checked(processor, json=LONG))
 
 
@@ -275,10 +276,12 @@ def test_who_asks_and_goes_all_the_time_passes_no_check(slowed, processor):
             asking.cancel()
             await asyncio.wait([asking])
 
-    with pytest.raises(ValueError, match="too many large structured_outputs"):
-        asyncio.run(ask_and_go())
-    slowed.process.kill()
-    slowed.process.wait(60)
+    try:
+        with pytest.raises(ValueError, match="too many large structured_outputs"):
+            asyncio.run(ask_and_go())
+    finally:
+        slowed.process.kill()
+        slowed.process.wait(60)
 
 
 def test_a_trial_that_does_not_begin_is_given_up(processor, monkeypatch):
