@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 COLOURS = "#888888", "#33659b", "#ee7733", "#aa66aa"
 """Of the policies, over time."""
 BASE, BETTER, WORSE, UNKNOWN = "#999999", "#228855", "#cc3311", "#c9c2a5"
-STRETCHES, BIN = 8, 10
-"""How many are shown, the last ones, and ticks of a point."""
+STRETCHES, POINTS = 8, 5
+"""How many are shown, the last ones, and of how many parts of one a point is a mean."""
 BARS = {
     JUDGED: "seconds a request takes (judged)",
     RATE: "output tokens per second: more is better",
@@ -54,7 +54,7 @@ def draw(document: Mapping[str, Any], measured: Measured, path: Path) -> str:
 
 
 def _over_time(axes: "Axes", policies: list[str], measured: Measured) -> None:
-    """Tokens per second; what is left out of a stretch is pale."""
+    """Tokens per second; what is judged of a stretch is shaded, and has its mean."""
     colours = dict(zip(policies, cycle(COLOURS), strict=False))
     shown = measured.stretches[-STRETCHES:]
     start = shown[0].begin
@@ -62,17 +62,30 @@ def _over_time(axes: "Axes", policies: list[str], measured: Measured) -> None:
         first, last = (int(at / TICK) for at in (stretch.begin, stretch.end))
         judged, colour = stretch.begin + measured.washout, colours[stretch.policy]
         axes.axvspan(judged - start, stretch.end - start, color=colour, alpha=0.15)
-        begins = range(first, last - BIN + 1, BIN)
-        rates = [
-            sum(measured.ticks.get(tick, 0.0) for tick in range(at, at + BIN))
-            / (BIN * TICK)
-            for at in begins
-        ]
-        times = [(at + BIN / 2) * TICK - start for at in begins]
+        width = max(1, (last - first) // POINTS)
+        begins = range(first, last - width + 1)
+        rates = [_rate(measured, at, at + width) for at in begins]
+        times = [(at + width / 2) * TICK - start for at in begins]
         axes.plot(times, rates, color=colour)
-        axes.text(stretch.begin - start, 0, f" {stretch.policy}", color=colour)
+        mean = _rate(measured, int(judged / TICK), last)
+        axes.hlines(
+            mean, judged - start, stretch.end - start, colors=colour, linewidth=4
+        )
+        axes.text(
+            stretch.begin - start,
+            1.0,
+            stretch.policy,
+            color=colour,
+            transform=axes.get_xaxis_transform(),
+        )
     axes.set(xlabel="seconds", ylabel="output tokens per second", ylim=0)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _rate(measured: Measured, first: int, last: int) -> float:
+    """Tokens per second over ticks."""
+    tokens = sum(measured.ticks.get(tick, 0.0) for tick in range(first, last))
+    return tokens / (max(1, last - first) * TICK)
 
 
 def colour_of(name: str, ratio: Mapping[str, float] | None) -> str:
