@@ -86,7 +86,10 @@ async def phase(url, tokens, hostile):
 
     async def be_hostile(first):
         for body in itertools.islice(itertools.cycle(hostile), first, None):
-            statuses[await ask(body)] += 1
+            try:
+                statuses[await ask(body)] += 1
+            except aiohttp.ClientError as error:
+                statuses[type(error).__name__] += 1
 
     async def ask(body):
         async with session.post("/v1/completions", data=body) as answer:
