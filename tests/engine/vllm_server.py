@@ -122,7 +122,7 @@ class ServeProcess:
         gone, alive = psutil.wait_procs(self.processes(), timeout=timeout)
         names = [process.name() for process in alive if is_alive(process.pid)]
         assert not names, f"{self.log}: still there after {timeout:g} s: {names}"
-        # Whoever waits for a process first has its status.
+        # The first that waits for a process has its status.
         statuses = {process.pid: process.returncode for process in gone}
         status = statuses.get(self._process.pid)
         return self._process.wait(STOP_S) if status is None else status

@@ -157,7 +157,7 @@ def simulate(
         policy: what `make_controller` makes.
         seed: of all that is drawn.
         controllers: policies more, or instead of a server's, by name.
-        routers: whoever may send requests to ranks, by name.
+        routers: what may send requests to ranks, by name.
         device: what steps take, instead of the scenario's cost.
         leave: whose clients go away.
         rng: draws for routers and clients, instead of a generator for each.

@@ -74,7 +74,7 @@ def _mean_stretch(judged: Measured) -> float:
 
 
 def _learned(found: Switchback) -> Mapping[str, float]:
-    """What `adaptive` had learned when it served last, or whoever has it."""
+    """What `adaptive` had learned when it served last, or another that learns."""
     mine = [s for p, s in found.scrapes.items() if p.startswith("adaptive")]
     return next((s.costs for s in [*mine, *found.scrapes.values()] if s.costs), {})
 

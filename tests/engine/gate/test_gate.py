@@ -368,7 +368,7 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
 
 
 def test_a_step_begins_where_the_exchange_before_it_ended(scheduler, monkeypatch):
-    """Whoever comes early waits there, and would count that for the step."""
+    """A rank that comes early waits there, and would count that for the step."""
     times = iter([1, 2, 5, 6, 7, 8])
     set_clock(monkeypatch, lambda: next(times))
     other = OtherRank(running=1)

@@ -58,7 +58,7 @@ def test_who_is_first(moe_model, policy, scheduling, first):
     assert step(scheduler).num_scheduled_tokens == {first: 10}
 
 
-def test_whoever_has_a_slot_keeps_slot_and_age(scheduler):
+def test_a_request_with_a_slot_keeps_slot_and_age(scheduler):
     """Else a bound of the hold would begin anew with each short prompt that comes."""
     long = [f"long-{n}" for n in range(SLOTS)]
     held_step(scheduler, 1, **dict.fromkeys(long, 90))

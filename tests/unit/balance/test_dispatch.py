@@ -63,7 +63,7 @@ def front_ends(ranks, slots, servers, *cache):
 
 
 def test_front_ends_on_one_board_choose_as_one_does():
-    """Whoever a request came to; of equal ranks, each prefers another."""
+    """The rank that a request came to; of equal ranks, each prefers another."""
     assert [each.choose() for each in front_ends(2, 8, 2)] == [0, 1]
     rng = random.Random(3)
     alone, servers = Dispatch(4, 6), front_ends(4, 6, 3)

@@ -112,7 +112,7 @@ def test_a_prefill_whose_time_is_divided_counts_whole():
     assert seconds_held(guard, rows) == pytest.approx(3 * 3 * prefill, rel=0.1)
 
 
-def test_whoever_became_pending_late_was_not_held_before():
+def test_what_became_pending_late_was_not_held_before():
     guard, rows = measured(), [running(4, pending=1), *[running(3)] * 3]
     steps = round(seconds_held(measured(), rows) / STEP)
     for _ in range(steps - 1):

@@ -70,7 +70,7 @@ def test_a_step_begins_when_the_exchange_before_it_ends():
     assert [*found, row(rows, 9.0).step_time_us] == [0, 250_000, 250_000, 0]
 
 
-def test_whoever_decoded_and_is_gone_has_ended():
+def test_a_decode_that_is_gone_has_ended():
     rows = RowMaker()
     assert rows.count_ended(["a", "b", "c"], {"a", "b", "c"}) == 0
     assert rows.count_ended(["a"], {"a", "b"}) == 1, "b was preempted"

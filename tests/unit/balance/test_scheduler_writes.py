@@ -89,7 +89,7 @@ def changed(node):
 
 def violations(source):
     tree, allowed = ast.parse(source), {}
-    for scope in ast.walk(tree):  # whoever is inside comes later
+    for scope in ast.walk(tree):  # a scope inside comes later
         if isinstance(scope, (ast.FunctionDef, ast.ClassDef)):
             is_class = isinstance(scope, ast.ClassDef)
             names = {n for n in own(scope) if n.startswith("self.") == is_class}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the ranks tell of themselves to whoever sends requests to them."""
+"""What the ranks tell of themselves to what sends requests to them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,7 +3,7 @@
 """Reads traces of real traffic: when requests came, their lengths, what they share.
 
 Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents. What
-is of another is converted by whoever has it; docs/simulate.md shows how.
+is of another must be converted; docs/simulate.md shows how.
 """
 
 import contextlib
