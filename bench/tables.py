@@ -209,10 +209,25 @@ def first_tokens(results: Results) -> Rows:
     return rows
 
 
+KNOWN_AS = {
+    "cap": "vllm-ascend #5212",
+    "sglang-100": "SGLang's first prefill delayer, up to 100 passes",
+    "sglang23-30": "SGLang's of 0.5.23, up to 30 passes, without its KV watermark",
+    "sglang23-30-10": "`sglang23-30` with 10 decode steps after each prefill",
+    "tensorrt-60-0": "TensorRT-LLM #6061, `align` with other waits",
+    "atom": "ATOM's coalescer (#1611), from its description",
+    "vllm-4": "vLLM's interval between prefills, with its saturation guard",
+    "vllm-8": "as `vllm-4`",
+    "mindie-waste": "MindIE's vote, wish WASTE",
+    "mindie-laxity": "MindIE's vote, wish LAXITY",
+}
+"""Where a rule comes from, and what is left out."""
+
+
 def of_rivals(results: Results) -> Rows:
     """How each rival compares with `adaptive` over all cells in which it is run."""
     head = ["rule", "latency over `adaptive`", "least", "TTFT p50", "TTFT p99"]
-    head += ["within, points", "cells ahead in latency", "and in requests within"]
+    head += ["within, points", "cells ahead in latency", "in both"]
     rows: Rows = [head]
     cells = results["regimes"]["cells"]
     for name in rivals(usual(results)[0]):
@@ -228,7 +243,7 @@ def of_rivals(results: Results) -> Rows:
             where = f": {100 * ahead(most, name):.1f} % in {place(most)}"
         rows.append(
             [
-                name,
+                f"`{name}`: {KNOWN_AS[name]}" if name in KNOWN_AS else f"`{name}`",
                 mean,
                 f"{1 - first:.2f}",
                 *tokens,
