@@ -139,7 +139,10 @@ def test_what_is_known_is_kept_and_what_was_not_run_is_said(bench, monkeypatch):
     assert "| predicted within 5 points |  | 0 of 1 | 0 of 1 | 0 of 1 |" in filled
     late = "| Mooncake; 90 %; asynchronous | not run |  |  |  |"
     assert late in filled
-    assert "| 50 | 50 | 50 | 50 | 50 | 2.0 |" in filled
+    assert (
+        "| 2 of all slots; 2 of 4 layers dense | 50 | 50 | 50 | 50 | 50 | 2.0 |"
+        in filled
+    )
     monkeypatch.setattr(real, "sources", lambda: "others")
     assert bench.known() == {}, "other sources would take another time"
 
