@@ -83,29 +83,6 @@ def test_no_redirect_gets_the_key(other, capsys):
     assert other.seen == [f"Bearer {KEY}"]
 
 
-@pytest.mark.parametrize(
-    "wrong", ["localhost:8000", "ftp://host", "http://", "http://h:x"]
-)
-def test_what_is_no_url_is_refused(capsys, wrong):
-    assert "is no address of a server; give http://HOST:PORT" in refusal(capsys, wrong)
-
-
-def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(
-    other, capsys, monkeypatch
-):
-    other.answer = (200, {}, b'{"policy": "cap", "wanted": "cap", "running": true}')
-    monkeypatch.setenv(policy.KEY, f"{KEY}\n")
-    assert main(["policy", url(other)]) == 0
-    assert other.seen == [f"Bearer {KEY}"]
-    capsys.readouterr()
-    for bad in ("hunter\n2", "hünter", "鍵"):
-        monkeypatch.setenv(policy.KEY, bad)
-        said = refusal(capsys, url(other))
-        assert f"{policy.KEY}: expected one line of ASCII letters" in said
-        assert bad not in said
-    assert len(other.seen) == 1
-
-
 def test_the_command_waits_until_the_ranks_have_taken_it(other, capsys):
     answers = [("cap", "cap"), ("cap", "off"), ("cap", "off"), ("off", "off")]
 
