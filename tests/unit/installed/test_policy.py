@@ -80,6 +80,6 @@ def test_a_server_that_is_not_there_and_a_missing_key(capsys, monkeypatch):
     ],
 )
 def test_a_switch_that_does_not_come_is_told(capsys, wanted, said):
-    state = {"policy": "cap", "wanted": wanted, "running": True, "wish": 4}
+    state = {"policy": "cap", "wanted": wanted, "running": True, "ticket": 4}
     with answering(lambda *_: json.dumps(state)) as url:
         assert said in refusal(capsys, url, "off", "--timeout", "0.3")
