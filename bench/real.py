@@ -19,7 +19,6 @@ and how wide their intervals are.
 
 import argparse
 import csv
-import hashlib
 import json
 import math
 import os
@@ -44,6 +43,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import remove_tree
 from balance_tools.paths import Paths
 from balance_tools.wheel.build import build_wheel
+from vllm_balance.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES, RESULTS = ROOT / "bench" / "traces", ROOT / "bench" / "results"
@@ -410,8 +410,7 @@ START_MINUTES = 0.7
 
 def sources() -> str:
     """Twelve digits, others when balance scheduling or what computes is."""
-    paths = sorted(path for each in MEASURED for path in (ROOT / each).rglob("*.py"))
-    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
+    return code_hash(*(ROOT / each for each in MEASURED))
 
 
 def main() -> int:

@@ -33,6 +33,7 @@ import tables
 from grids import GRIDS, VARIANTS, Cell
 from rivals.known import CONTROLLERS
 from rivals.routers import ROUTERS
+from vllm_balance.code_hash import CORE, code_hash
 from vllm_balance.core.policies import LatencyLimits
 from vllm_balance.simulator import loop, scenario
 from vllm_balance.simulator.front_end.load_balancers import LOAD_BALANCERS
@@ -100,11 +101,8 @@ def served_rate(run: loop.Run) -> float:
 
 
 def sources_hash() -> str:
-    """Of what a run is made with: the policies as in the results, and the simulator."""
-    sources = hashlib.sha256(versions()["balance"].encode())
-    for path in sorted(Path(loop.__file__).parent.rglob("*.py")):
-        sources.update(path.read_bytes())
-    return sources.hexdigest()[:12]
+    """Of what a run is made with: what decides, and the simulator."""
+    return code_hash(CORE, Path(loop.__file__).parent)
 
 
 class Runs:

@@ -48,9 +48,9 @@ class BuildInfo:
     """Patched upstream file to a line that its patch adds and upstream lacks."""
     lock: str
     advisories: Mapping[str, Mapping[str, str]]
-    """Published vulnerability to its `cve`, its `severity`, the `state` of this wheel
-    (`open`, `fixed here`, `not affected`, `fixed upstream`) and the `answer`."""
-    advisories_gathered: str
+    """Published vulnerability to its `cve`, its `severity`, the `status` of this wheel
+    (`open`, `fixed here`, `not affected`, `fixed upstream`) and the `detail`."""
+    advisories_as_of: str
 
 
 def load_build_info(record: Path = BUILD_RECORD) -> BuildInfo | None:

@@ -50,10 +50,10 @@ def describe(info: BuildInfo) -> str:
 
 
 def advisory_rows(info: BuildInfo) -> dict[str, str]:
-    states = [answer["state"] for answer in info.advisories.values()]
-    numbers = [f"{states.count(state)} {state}" for state in sorted(set(states))]
-    rows = {"advisories": f"until {info.advisories_gathered}: {', '.join(numbers)}"}
-    for name, answer in info.advisories.items():
-        if answer["state"] == "open":
-            rows[f"open {name}"] = f"{answer['severity']}; {answer['answer']}"
+    statuses = [each["status"] for each in info.advisories.values()]
+    numbers = [f"{statuses.count(one)} {one}" for one in sorted({*statuses})]
+    rows = {"advisories": f"until {info.advisories_as_of}: {', '.join(numbers)}"}
+    for name, each in info.advisories.items():
+        if each["status"] == "open":
+            rows[f"open {name}"] = f"{each['severity']}; {each['detail']}"
     return rows

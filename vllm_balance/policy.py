@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from vllm_balance.core.policies.wishes import NAMES
+from vllm_balance.core.policies.switch_ticket import NAMES
 from vllm_balance.errors import UsageError
 
 KEY = "BALANCE_OPERATOR_KEY"

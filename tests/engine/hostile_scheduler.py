@@ -46,28 +46,6 @@ class Recorded(AsyncScheduler):
         super().add_request(request)
 
 
-class Begun(AsyncScheduler):
-    """Counts the steps of a rank that has begun prompts, and nothing else to run."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        rank = self.vllm_config.parallel_config.data_parallel_rank
-        record = Path(os.environ[FOLDER]) / f"rank-{rank}.json"
-        counts, schedule = Counter[str](), self.schedule
-
-        def counted(*arguments: Any) -> Any:
-            begun = {r.request_id for r in self.running if r.is_prefill_chunk}
-            output = schedule(*arguments)
-            tokens = output.num_scheduled_tokens
-            if begun and begun >= set(tokens):
-                kind = "least" if self.balance_gate.held and tokens else "prefill"
-                counts[kind if tokens else "dummy"] += 1
-                record.write_text(json.dumps(counts))
-            return output
-
-        self.schedule = counted  # type: ignore[method-assign]
-
-
 class Refusing(AsyncScheduler):
     """Its compiler refuses a grammar that the front-end has accepted."""
 

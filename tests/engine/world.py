@@ -43,7 +43,7 @@ from vllm.v1.request import Request
 from dp_loop import LoopEngine, StandInExecutor, Trace
 from vllm_balance.core import policies
 from vllm_balance.core.policies.rows import Row
-from vllm_balance.core.policies.wishes import first_wish, next_wish
+from vllm_balance.core.policies.switch_ticket import first_ticket, next_ticket
 
 KEEP = ReconfigureRankType.KEEP_CURRENT_RANK
 SYNC = 4
@@ -395,7 +395,7 @@ class FrontEnd:
     calls: int = 0
     """That were not answered."""
     paused: bool = False
-    wish: int = 0
+    ticket: int = 0
     size: int = 0
     """To which ranks are asked to resize."""
 
@@ -415,7 +415,7 @@ class World:
         self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
         self.fresh: list[tuple[Any, Any]] = []
         """Channels of the event that has just been sent: one of them goes on."""
-        self.client = FrontEnd(wish=first_wish(setting.policy))
+        self.client = FrontEnd(ticket=first_ticket(setting.policy))
         self.unfinished: dict[str, int] = {}
         self.calls: dict[Any, list[str]] = {}
         """By rank, if they are `recorded`."""
@@ -645,8 +645,8 @@ class World:
 
     def _switch(self, name):
         self.switched = True
-        self.client.wish = next_wish(self.client.wish, name)
-        self._call("balance_policy", self.client.wish)
+        self.client.ticket = next_ticket(self.client.ticket, name)
+        self._call("balance_policy", self.client.ticket)
 
     def _lose(self, place):
         """A rank ends, or falls silent, of which nobody is told."""

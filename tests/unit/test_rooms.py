@@ -9,10 +9,12 @@ BALANCE = "vllm.v1.core.sched.balance"
 OURS = ("vllm_balance", BALANCE, "vllm.fixes", "balance_tools")
 BELOW = {
     "vllm_balance.core": set(),
+    "vllm_balance.code_hash": set(),
     "vllm_balance.errors": set(),
     "vllm_balance.policy": {"vllm_balance.core", "vllm_balance.errors"},
     "vllm_balance.server_api": {"vllm_balance.errors", "vllm_balance.policy"},
     "vllm_balance.simulator": {
+        "vllm_balance.code_hash",
         "vllm_balance.cores",
         "vllm_balance.core",
         "vllm_balance.errors",
@@ -35,7 +37,12 @@ BELOW = {
         BALANCE,
     },
     "vllm.fixes": set(),
-    f"{BALANCE}": {"vllm_balance.core", "vllm_balance.policy", "vllm.fixes"},
+    BALANCE: {
+        "vllm_balance.code_hash",
+        "vllm_balance.core",
+        "vllm_balance.policy",
+        "vllm.fixes",
+    },
 }
 """By room what it may import of ours; others may import any but tools."""
 

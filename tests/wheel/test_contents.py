@@ -265,9 +265,9 @@ def test_the_vex_says_of_each_advisory_what_holds(archive, paths):
     target = f"{bill['serialNumber'].replace('urn:uuid', 'urn:cdx')}/1#{vllm}"
     patched = patched_in(paths.root, load_lock(paths.lock))
     record = json.loads(archive.read("vllm_balance/build.json"))
-    assert record["advisories_gathered"] == known.gathered.isoformat()
+    assert record["advisories_as_of"] == known.as_of.isoformat()
     for one in known.advisories:
-        entry, state = said[one.id], record["advisories"][one.id]["state"]
+        entry, state = said[one.id], record["advisories"][one.id]["status"]
         assert entry["id"] == (one.cve or one.id)
         assert entry["affects"] == [{"ref": target}]
         resolved = entry["analysis"]["state"] == "resolved_with_pedigree"
@@ -294,7 +294,7 @@ def test_openvex_says_the_same_of_the_wheel_by_its_address(archive, paths):
         about, status = entry["vulnerability"], entry["status"]
         assert {about["name"], *about.get("aliases", ())} == {one.id, one.cve} - {""}
         assert entry["products"] == [{"@id": address}]
-        state = record[one.id]["state"]
+        state = record[one.id]["status"]
         if state == "open" and not one.workaround:
             assert status == "under_investigation"
         else:

@@ -50,8 +50,8 @@ def test_reference_wheel_is_intact_and_says_what_it_is(installed):
     assert info["lock_sha256"] in text
     assert info["series_sha256"]["vllm"] in text
     said = info["advisories"]["GHSA-8pw2-6jv3-mj5j"]
-    assert f"{said['severity']}; {said['answer']}" in text
-    assert f"advisories until {info['advisories_gathered']}: " in " ".join(text.split())
+    assert f"{said['severity']}; {said['detail']}" in text
+    assert f"advisories until {info['advisories_as_of']}: " in " ".join(text.split())
 
 
 def test_ascend_wheel_is_three_distributions(bare, ascend_wheel):

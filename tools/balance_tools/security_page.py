@@ -13,8 +13,8 @@ from balance_tools.advisories.table import (
     SEVERITIES,
     TABLE_NAME,
     Advisory,
-    AdvisoryState,
-    Answer,
+    Judged,
+    Status,
     Table,
     load_advisories,
 )
@@ -33,18 +33,18 @@ TABLES = "<!-- advisories: written by make advisories -->"
 END = "<!-- end -->"
 WORST = ("critical", "high")
 TITLES = {
-    AdvisoryState.OPEN: ("Open", "what to do"),
-    AdvisoryState.FIXED: ("Fixed here", "the patch, and what fails without it"),
-    AdvisoryState.NOT_AFFECTED: ("Not affected", "why"),
+    Status.OPEN: ("Open", "what to do"),
+    Status.FIXED: ("Fixed here", "the patch, and what fails without it"),
+    Status.NOT_AFFECTED: ("Not affected", "why"),
 }
 
 
 def page(paths: Paths, text: str) -> str:
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
-    pin = known.answers(Version(lock.vllm.version), patched_in(paths.root, lock))
-    answer = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
-    answer += f"{known.gathered} and may be in {lock.vllm.version}, {summary(pin)}"
-    for mark, written in ((ANSWER, answer), (TABLES, _tables(paths, known, pin))):
+    pin = known.judge(Version(lock.vllm.version), patched_in(paths.root, lock))
+    first = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
+    first += f"{known.as_of} and may be in {lock.vllm.version}, {summary(pin)}"
+    for mark, written in ((ANSWER, first), (TABLES, _tables(paths, known, pin))):
         before, start, rest = text.partition(mark)
         _, end, after = rest.partition(END)
         if not end:
@@ -56,15 +56,15 @@ def page(paths: Paths, text: str) -> str:
     return text
 
 
-def summary(pin: Sequence[Answer]) -> str:
-    is_open = [each for each in pin if each.state is AdvisoryState.OPEN]
+def summary(pin: Sequence[Judged]) -> str:
+    is_open = [each for each in pin if each.status is Status.OPEN]
     aided = [each.advisory for each in is_open if each.advisory.workaround]
     worst = [each for each in pin if each.advisory.severity.startswith(WORST)]
-    left = _count(worst, AdvisoryState.OPEN)
+    left = _count(worst, Status.OPEN)
     unverified = sum(bool(each.advisory.unverified) for each in pin)
     text = (
-        f"**{_count(pin, AdvisoryState.FIXED)} are fixed here, "
-        f"{_count(pin, AdvisoryState.NOT_AFFECTED)} do not apply, and {len(is_open)} "
+        f"**{_count(pin, Status.FIXED)} are fixed here, "
+        f"{_count(pin, Status.NOT_AFFECTED)} do not apply, and {len(is_open)} "
         f"are open**: {len(aided)} with a workaround"
     )
     if aided:
@@ -81,22 +81,22 @@ def _badness(one: Advisory) -> tuple[int, float]:
     return -SEVERITIES.index(word), float(score or 0)
 
 
-def _tables(paths: Paths, known: Table, pin: Sequence[Answer]) -> str:
+def _tables(paths: Paths, known: Table, pin: Sequence[Judged]) -> str:
     lines, patches = [], _patches(paths)
-    for state, (title, column) in TITLES.items():
+    for status, (title, column) in TITLES.items():
         rows = [
-            (_link(one), one.cve, one.severity, one.what, _answer_cell(answer, patches))
-            for answer in pin
-            for one in [answer.advisory]
-            if answer.state is state
+            (_link(one), one.cve, one.severity, one.what, _detail(each, patches))
+            for each in pin
+            for one in [each.advisory]
+            if each.status is status
         ]
         heads = ("advisory", "CVE", "severity", "what comes", column)
         lines += [f"### {title}", "", *(table(heads, rows) if rows else ["None."]), ""]
     return "\n".join([*lines, *_lines(paths, known)])
 
 
-def _count(answers: Iterable[Answer], state: AdvisoryState) -> int:
-    return sum(answer.state is state for answer in answers)
+def _count(judged: Iterable[Judged], status: Status) -> int:
+    return sum(each.status is status for each in judged)
 
 
 def _link(one: Advisory) -> str:
@@ -114,13 +114,13 @@ def _patches(paths: Paths) -> dict[str, str]:
     return links
 
 
-def _answer_cell(answer: Answer, patches: dict[str, str]) -> str:
-    text, remark = answer.text, answer.advisory.remark
-    if answer.advisory.unverified:
-        remark = f"unverified: {answer.advisory.unverified}"
-    if answer.state is AdvisoryState.FIXED:
+def _detail(each: Judged, patches: dict[str, str]) -> str:
+    text, remark = each.detail, each.advisory.remark
+    if each.advisory.unverified:
+        remark = f"unverified: {each.advisory.unverified}"
+    if each.status is Status.FIXED:
         test = re.sub(r"^(?:\w+/)*", "", text)
-        text = f"{patches[answer.advisory.id]}, [{test}]({text.partition('::')[0]})"
+        text = f"{patches[each.advisory.id]}, [{test}]({text.partition('::')[0]})"
     return f"{text}. *{remark[0].upper()}{remark[1:]}*" if remark else text
 
 
@@ -129,9 +129,9 @@ def _lines(paths: Paths, known: Table) -> list[str]:
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]
         patched = patched_in(paths.root, line.lock, out)
-        answers = known.answers(Version(line.lock.vllm.version), patched)
-        fixed = [a for a in answers if a.state is AdvisoryState.UPSTREAM]
-        groups = [[a for a in answers if a.state is state] for state in TITLES]
+        judged = known.judge(Version(line.lock.vllm.version), patched)
+        fixed = [a for a in judged if a.status is Status.UPSTREAM]
+        groups = [[a for a in judged if a.status is status] for status in TITLES]
         groups.append([a for a in fixed if a.advisory.unverified])
         cells = [", ".join(a.advisory.id for a in each) or "none" for each in groups]
         rows.append((line.name, len(fixed) - len(groups[-1]), *cells))

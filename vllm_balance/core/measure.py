@@ -81,7 +81,7 @@ class RowMaker:
         queues: tuple[int, int, int],
         ended: int,
         pending: Pending,
-        wish: int = 0,
+        ticket: int = 0,
         clock: float | None = None,
     ) -> Row:
         """The state now, and the step that `end_step` has timed.
@@ -123,6 +123,6 @@ class RowMaker:
             pending_age_us=int(age * 1e6),
             pending_attended=pending.attended,
             prefill_attended=attended,
-            wish=wish,
+            ticket=ticket,
             in_time_age_us=int(max(0.0, in_time) * 1e6),
         )

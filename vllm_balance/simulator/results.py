@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Results as a table and as a JSON file that says how they came about."""
 
-import hashlib
 import json
 import platform
 import statistics
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..code_hash import CORE, code_hash
 from ..errors import UsageError
 from .files import read_text
 from .metrics import Metrics
@@ -141,22 +141,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             print("-" * (sum(widths) + 2 * len(widths) - 2))
 
 
-_CORE = Path(__file__).parents[1] / "core"
-
-
-def policies_fingerprint() -> str:
-    """Twelve hexadecimal digits, the same for the same policies and dispatch.
-
-    What carries rows and decisions is not in it, nor is the simulator: results of real
-    servers carry it, too.
-    """
-    paths = sorted((_CORE / "policies").glob("*.py"))
-    paths += [_CORE / "dispatch.py", _CORE / "pending.py"]
-    return hashlib.sha256(b"".join(map(Path.read_bytes, paths))).hexdigest()[:12]
-
-
 def versions() -> dict[str, str]:
-    """What produced a result; "balance" is `policies_fingerprint`."""
+    """What produced a result; "balance" is the hash of what decides."""
     try:
         vllm = version("vllm")
     except PackageNotFoundError:
@@ -164,7 +150,7 @@ def versions() -> dict[str, str]:
     return {
         "vllm": vllm,
         "python": platform.python_version(),
-        "balance": policies_fingerprint(),
+        "balance": code_hash(CORE),
     }
 
 

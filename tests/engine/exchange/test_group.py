@@ -4,7 +4,6 @@ import importlib.util
 import multiprocessing
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
@@ -12,6 +11,7 @@ from vllm.v1.core.sched.balance.rank import group as balance_group
 from vllm.v1.core.sched.balance.rank.group import RowExchange, identity_of
 
 from schedulers import engine_config
+from vllm_balance.code_hash import CORE
 from vllm_balance.core.policies.rows import Limits, Row
 from vllm_server import free_port
 
@@ -75,14 +75,13 @@ def test_an_edit_of_what_decides_is_another_version_wherever_the_files_are(tmp_p
     """Not one of what a front-end does, nor of an option's text: they may differ."""
     copy, hidden = tmp_path / "copy", shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(balance_group.__file__).parents[1], copy, ignore=hidden)
-    core = Path(balance_group.core.__file__).parent
-    shutil.copytree(core, copy / "core", ignore=hidden)
+    shutil.copytree(CORE, copy / "core", ignore=hidden)
 
     def version():
         spec = importlib.util.spec_from_file_location("copied", copy / "rank/group.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.core = SimpleNamespace(__file__=str(copy / "core/__init__.py"))
+        module.CORE = copy / "core"
         return module.code_version()
 
     versions, rooms = {version()}, set()

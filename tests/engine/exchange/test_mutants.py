@@ -64,9 +64,9 @@ a hold that never ends (cap, sync, switches)
 a hold admits on one rank (align, sync, waves)
     PrefillPermit.holds: not self._allowance.stops_admission => name.endswith('1')
 a switch one step early on one rank (cap, sync, switches)
-    BalanceGate.request_policy: is_busy = => self.switch.request(wish); self.switch.follow(self.switch.wish, 0, 0); is_busy =
-a switch to the rank's own wish (cap, sync, switches)
-    BalanceGate._end_step: max(snapshot.wish) => self.switch.wish
+    BalanceGate.request_policy: is_busy = => self.switch.request(ticket); self.switch.follow(self.switch.ticket, 0, 0); is_busy =
+a switch to the rank's own ticket (cap, sync, switches)
+    BalanceGate._end_step: max(snapshot.ticket) => self.switch.ticket
 a switched rank rests by what it has (cap, sync, switches)
     BalanceGate._follow_switch: self.switch.policy is None => self.switch.policy is None and not self._scheduler.has_requests()
 a first step without requests is not watched (cap, sync, losses)

@@ -7,7 +7,6 @@ import random
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import StreamingInput
-from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.balance.front.front_end import (
     create_balance_dispatch,
@@ -131,31 +130,6 @@ def test_a_prompt_goes_where_its_prefix_is(dense, moe_model, dense_model):
             assert chosen[-1] == homes[0]
             assert held(dispatch) == [2, 2, 3]
             await nothing_is_left(dispatch)
-
-    asyncio.run(serve())
-
-
-@pytest.mark.parametrize(
-    "of",
-    [{"lora": LoRARequest("adapter", 1, "/none")}, {"salt": "turn"}],
-    ids=["adapter", "salt"],
-)
-def test_a_prompt_with_an_adapter_or_a_salt_is_another_prompt(moe_model, of):
-    """Parts of a trial's load have salts: none is sent where another's prompts are."""
-
-    async def serve():
-        adapted = {
-            "enable_lora": True,
-            "max_loras": 2,
-            "lora_target_modules": ["q_proj"],
-        }
-        async with engine(moe_model, 0.01, block_size=16, **adapted) as asked:
-            chosen = ranks_chosen(asked)
-            await ask(asked, "plain", grown(0, 0), 2, rank=2)
-            for turn in range(2):
-                await ask(asked, f"{turn}", grown(0, 0), 2, **of)
-            await ask(asked, "plain again", grown(0, 1), 2)
-            assert chosen[1:] == [0, 0, 2]
 
     asyncio.run(serve())
 

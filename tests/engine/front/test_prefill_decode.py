@@ -3,11 +3,9 @@
 import json
 import random
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,65 +85,3 @@ def test_hardly_anything_is_held_where_nobody_decodes_and_nothing_that_arrives(
     # A request that has ended counts as decoding for a step, with async scheduling.
     assert max(held[0].values()) <= 0.1 * min(decided[0].values())
     assert min(computed.values()) > 0.3 * sum(computed.values())
-
-
-DECODE_RANKS, IN_FLIGHT = 4, 96
-DECODE = ("--data-parallel-size", str(DECODE_RANKS), "--max-num-seqs", "32")
-TURNS = 5
-"""How often each prompt is sent, with another length of the answer."""
-
-
-def unequal_contexts(server: Server, prompts: list[list[int]]) -> tuple[float, Any]:
-    """The largest rank's blocks over the mean, while many run; and the answers."""
-    rng, ratios, ended = random.Random(1), [], threading.Event()
-    lengths = [rng.randint(20, 80) for _ in prompts]
-
-    def watch() -> None:
-        while not ended.wait(0.1):
-            used, running = server.metrics(
-                "vllm:kv_cache_usage_perc", "vllm:num_requests_running"
-            )
-            if sum(running.values()) > 0.8 * IN_FLIGHT:
-                ratios.append(max(used.values()) * DECODE_RANKS / sum(used.values()))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        answers = server.complete(prompts, lengths, IN_FLIGHT)
-    finally:
-        ended.set()
-        watcher.join()
-    assert len(ratios) > 10
-    return sum(ratios) / len(ratios), answers
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_the_ranks_of_a_decode_instance_have_about_the_same_context(
-    moe_model, tmp_path
-):
-    """With prompts of 100 to 3,000 tokens; by vLLM's rule for comparison.
-
-    In a model of this load the ranks differ by 1.07, by vLLM's rule by 1.12. With 40
-    requests in flight a single one is a tenth of a rank's context, and it is 1.12 and
-    1.20.
-    """
-    long = drawn(moe_model, 60, 100, 3000)
-    prompts = [list(sample.prompt) for sample in long]
-    found = {}
-    # The example keeps no more of a prompt than its first chunk.
-    whole = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096")
-    with instance(tmp_path, moe_model, "kv_producer", "-dp", "2", *whole) as prefill:
-        prefill.complete(prompts, 1, CONCURRENCY)
-        for rule in ("context", "vllm"):
-            chosen = () if rule == "context" else ("--data-parallel-dispatch", rule)
-            more = (*DECODE, *chosen)
-            with instance(tmp_path, moe_model, "kv_consumer", *more) as decode:
-                found[rule], answers = unequal_contexts(decode, TURNS * prompts)
-                loads = decode.log.read_text().count("External Cache Hit!")
-            assert loads >= len(answers)
-            for sample, answer in zip(TURNS * long, answers, strict=True):
-                assert answer[: len(sample.tokens)] == list(sample.tokens)
-    print(f"largest rank's context over the mean: {found}")
-    assert found["context"] <= 1.25
-    assert found["context"] < found["vllm"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -65,7 +64,7 @@ def wait_for(url):
 def doctor(pid):
     command = [PROGRAMS / "vllm-balance", "doctor", "--json", "--pid", str(pid)]
     done = subprocess.run(command, capture_output=True, text=True)
-    return {line["what"]: line["found"] for line in json.loads(done.stdout)["lines"]}
+    return {line["what"]: line for line in json.loads(done.stdout)["lines"]}
 
 
 def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_path):
@@ -96,8 +95,13 @@ def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_p
         process = servers[0]._process
         assert process is not None
         found = doctor(process.pid)
-        assert {f"rank {rank}" for rank in range(RANKS)} <= {*found}
-        psutil.Process(rank_pids(servers[0])[1]).send_signal(signal.SIGKILL)
+        assert [found[f"rank {rank}"]["state"] for rank in range(RANKS)] == ["ok"] * 2
+        second = psutil.Process(rank_pids(servers[0])[1])
+        second.suspend()
+        eventually(lambda: doctor(process.pid)["rank 1"]["state"] == "bad")
+        line = doctor(process.pid)["rank 1"]
+        assert line["do"] == f"kill -CONT {second.pid}: the others wait for it"
+        second.kill()
         servers[0].wait(END_S)
 
 

@@ -367,16 +367,6 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
     assert row.pending_age_us == 9_000_000, "the bound of a hold holds on"
 
 
-def test_a_step_begins_where_the_exchange_before_it_ended(scheduler, monkeypatch):
-    """A rank that comes early waits there, and would count that for the step."""
-    times = iter([1, 2, 5, 6, 7, 8])
-    set_clock(monkeypatch, lambda: next(times))
-    other = OtherRank(running=1)
-    give_gate(scheduler, "cap", other)
-    exchanges(scheduler, 2)
-    assert other.row.step_time_us == 1_000_000
-
-
 def test_the_tests_of_upstream_can_be_given_a_gate(moe_model, monkeypatch):
     """As `verify` does for its run with the patches on."""
     made = upstream_scheduler.create_balance_gate

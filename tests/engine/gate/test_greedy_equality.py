@@ -56,17 +56,3 @@ def test_four_ranks_in_step(moe_model, moe_samples, tmp_path):
     log = server.log.read_text()
     assert "Local/global number of experts: 2/8" in log
     assert "'async_scheduling': False" in log
-
-
-def test_tensor_parallel(moe_model, moe_samples, tmp_path):
-    with Server(tmp_path, moe_model, "-tp", "2", forked=True) as server:
-        assert_equal(server, moe_samples, concurrency=8)
-
-
-@pytest.mark.slow
-def test_dense_model_in_a_spawned_worker(dense_model, dense_samples, tmp_path):
-    spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    options = ("--distributed-executor-backend", "mp", "--no-async-scheduling")
-    with Server(tmp_path, dense_model, *options, environment=spawn) as server:
-        assert_equal(server, dense_samples, concurrency=8)
-    assert "(Worker pid=" in server.log.read_text()

@@ -13,7 +13,7 @@ from schedulers import engine_config, make_scheduler, prompt_request, step
 from test_greedy_equality import assert_all_served, assert_equal
 from test_modes import NGRAM
 from vllm_balance.core.policies import OPEN, Decision
-from vllm_balance.core.policies.wishes import next_wish
+from vllm_balance.core.policies.switch_ticket import next_ticket
 from vllm_server import Server
 
 ADAPTIVE = ("--data-parallel-balance", "adaptive")
@@ -165,8 +165,8 @@ def test_it_is_switched_off_and_on(alone):
     gate, core = alone.balance_gate, SimpleNamespace()
     alone.add_request(prompt_request("only", [1] * 30, 20))
     for name in ("off", "adaptive"):
-        newest = gate.request_policy(core)["wish"]
-        gate.request_policy(core, next_wish(newest, name))
+        newest = gate.request_policy(core)["ticket"]
+        gate.request_policy(core, next_ticket(newest, name))
         step(alone)
         gate.end_step()
         assert gate.request_policy(core)["policy"] == name

@@ -1,8 +1,5 @@
 """Short prompts pass long ones in the real scheduler, and what that leaves alone."""
 
-import random
-from collections import Counter
-
 import pytest
 from vllm.v1.request import RequestStatus
 
@@ -87,45 +84,3 @@ def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(schedul
     measure(scheduler.balance_gate, 0, 2, now=2.0)
     assert waiting(scheduler) == ["again", "short", "long"]
     assert list(blocked_queue(scheduler)) == blocked
-
-
-def serve(config, rng):
-    """Serves random prompts with random decisions.
-
-    Returns:
-        The prompt tokens of each request, and those of later ones that were computed
-        before its first; and how many were computed so in all.
-    """
-    scheduler = make_scheduler(config, num_blocks=1000)
-    tokens, passed = {}, Counter()
-    for number in range(60):
-        for _ in range(rng.choice([0, 0, 1, 2, 6])):
-            name = str(len(tokens))
-            tokens[name] = rng.choice([5, 20, 60, rng.randint(1, 100)])
-            scheduler.add_request(make_request(name, tokens[name], rng.randint(1, 4)))
-        budget = rng.choice([None, rng.randint(1, 90)])
-        allowed = rng.choice([HOLD, HOLD, OPEN._replace(prefill_budget=budget)])
-        scheduler.balance_gate.apply(allowed)
-        before = {k: r.num_computed_tokens for k, r in scheduler.requests.items()}
-        for name, count in step(scheduler).num_scheduled_tokens.items():
-            count = min(count, tokens[name] - before[name])
-            for other in before:
-                if count > 0 and not before[other] and int(other) < int(name):
-                    waits = other in waiting(scheduler)
-                    passed[other] += count if waits else 0
-        measure(scheduler.balance_gate, 0, number, now=float(number))
-    return tokens, passed
-
-
-@pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 1000), marks=pytest.mark.slow)]
-)
-def test_none_is_passed_by_more_than_it_takes_itself(moe_model, seeds):
-    policy = {"data_parallel_size": 2, "data_parallel_balance": "adaptive"}
-    config = engine_config(moe_model, **policy)
-    total = 0
-    for seed in seeds:
-        tokens, passed = serve(config, random.Random(seed))
-        assert all(passed[name] <= tokens[name] for name in tokens), seed
-        total += sum(passed.values())
-    assert total > 10 * len(seeds)

@@ -15,7 +15,6 @@ from schedulers import (
     BLOCK_SIZE,
     WORKLOADS,
     engine_config,
-    give_gate,
     make_request,
     make_scheduler,
     measure,
@@ -23,7 +22,7 @@ from schedulers import (
     step,
     steps_of,
 )
-from vllm_balance.core.policies.decision import OPEN, Decision
+from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
@@ -173,20 +172,3 @@ def test_no_step_exceeds_its_allowance_and_everything_ends(
         assert tokens or not begun, "a dummy step"
         if not output.preempted_req_ids:
             assert decoding <= set(tokens), "a decode was held"
-
-
-def test_the_row_tells_how_long_requests_have_been_pending(config):
-    scheduler = make_scheduler(config)
-    gate = give_gate(scheduler, "cap")
-    for second, name in enumerate("abcdef"):
-        add(scheduler, (name, 30), arrival_time=100.0 + second)
-    allow(scheduler, 0)
-    first = measure(gate, wave=0, step=1, now=7.0)
-    assert (first.pending, first.pending_age_us) == (4, 0)
-    second = measure(gate, wave=0, step=2, now=9.5)
-    assert second.pending_age_us == 2_500_000
-    gate.apply(OPEN)
-    step(scheduler)  # 64 tokens: "a", "b" and four of "c"
-    third = measure(gate, wave=0, step=3, now=10.0)
-    assert third.pending == 2
-    assert third.pending_age_us == 3_000_000, "pending since now=7"

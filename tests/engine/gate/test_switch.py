@@ -15,10 +15,10 @@ from vllm.v1.core.sched.balance.rank.timing import EXCHANGE_EVERY_WHEN_OFF
 
 from dp_ranks import HOW, QUIET_S, Ranks, burst, loop_arguments
 from test_waves import CheckedEngine
-from vllm_balance.core.policies.wishes import (
+from vllm_balance.core.policies.switch_ticket import (
     NAMES,
-    first_wish,
-    next_wish,
+    first_ticket,
+    next_ticket,
 )
 from vllm_server import free_port
 
@@ -33,15 +33,15 @@ class SwitchedEngine(CheckedEngine):
         self.trace.steps[-1] = (*place, gate.switch.name, gate.decision)
 
 
-class Wishes:
-    """What the front-ends of some operators send: each wish is newer than the last."""
+class Tickets:
+    """What the front-ends of some operators send, each ticket newer than the last."""
 
     def __init__(self, ranks, first):
-        self._ranks, self._last = ranks, first_wish(first)
+        self._ranks, self._last = ranks, first_ticket(first)
 
-    def wish(self, name, *, to=None):
+    def ticket(self, name, *, to=None):
         """To some ranks, or all."""
-        self._last = next_wish(self._last, name)
+        self._last = next_ticket(self._last, name)
         self._ranks.call("balance_policy", self._last, to=to)
 
 
@@ -86,11 +86,11 @@ def end(ranks):
 def test_a_wish_that_reaches_one_rank_is_taken_by_all_in_one_step(moe_model):
     """One of the interleavings of `test_interleavings.py`, in processes."""
     with run(moe_model, 3) as ranks:
-        wishes = Wishes(ranks, "adaptive")
+        tickets = Tickets(ranks, "adaptive")
         for name in ("off", "align", "cap", "adaptive"):
             for rank in range(3):
                 ranks.submit(rank, f"{name}-{rank}", 20, 2 * EXCHANGE_EVERY_WHEN_OFF)
-            wishes.wish(name, to=[2])
+            tickets.ticket(name, to=[2])
             ranks.drain()
         reports = end(ranks)
     names = assert_together(reports)
@@ -109,7 +109,7 @@ def test_groups_that_shrink_and_grow_take_the_newest(moe_model, how):
             if (self.current_wave, self.step_counter) == (0, splits):
                 self._join(ports[half], place, 2)
                 if half:
-                    self.balance_policy(next_wish(first_wish("adaptive"), "off"))
+                    self.balance_policy(next_ticket(first_ticket("adaptive"), "off"))
             if (self.current_wave, self.step_counter) == (0, joins):
                 self._join(ports[2], self.dp_rank, 4)
             return super()._process_engine_step()
@@ -153,7 +153,7 @@ KNOWN = 100
 
 
 class SwitchingEngine(SwitchedEngine):
-    """Each rank wishes for something else as soon as the last wish was taken."""
+    """Each rank asks for another policy as soon as the last switch was made."""
 
     def _record(self, output):
         super()._record(output)
@@ -164,11 +164,11 @@ class SwitchingEngine(SwitchedEngine):
         trace.known = max(trace.known, sum(map(len, known)))
         if gate.switch.is_followed:
             rng = random.Random(self.step_counter + self.dp_rank)
-            # `off` seldom: the ranks hear of no wish for 32 steps then.
+            # `off` seldom: the ranks hear of no ticket for 32 steps then.
             others = [
                 name for name in (*NAMES, *NAMES[1:] * 2) if name != gate.switch.name
             ]
-            self.balance_policy(next_wish(gate.switch.wish, rng.choice(others)))
+            self.balance_policy(next_ticket(gate.switch.ticket, rng.choice(others)))
 
 
 def test_a_thousand_switches_under_load_leave_nothing_behind(moe_model):

@@ -2,15 +2,11 @@
 
 import json
 import random
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hostile_scheduler import FOLDER
 from vllm_balance.reference import emulated_config
 from vllm_server import Server
 
@@ -62,48 +58,6 @@ def test_a_small_cache_preempts(tmp_path, moe_model):
         assert first == again
         assert {len(tokens) for tokens in first} == {100}
         assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
-
-
-@pytest.mark.slow
-def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step(tmp_path, moe_model):
-    """Rank 1 decodes, and rank 0 has one long prompt after another: 16 such steps."""
-    options = [
-        "-dp",
-        "2",
-        "--data-parallel-balance",
-        "adaptive",
-        "--max-num-seqs",
-        "16",
-        "--max-num-batched-tokens",
-        "256",
-        "--max-model-len",
-        "4096",
-        "--no-enable-prefix-caching",
-        "--scheduler-cls",
-        "hostile_scheduler.Begun",
-    ]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), FOLDER: str(tmp_path)}
-    quick = device(t0=0.01, a=0.0005, b=0.001, c=0.05)
-    with (
-        Server(
-            tmp_path, moe_model, *options, *quick, environment=environment
-        ) as server,
-        ThreadPoolExecutor(8) as pool,
-    ):
-
-        def ask(rank: int, prompt: int, tokens: int) -> int:
-            answer = server.ask(rank, prompt=[5] * prompt, max_tokens=tokens)
-            return int(answer.status_code)
-
-        decodes = [pool.submit(ask, 1, 20, 250) for _ in range(24)]
-        while server.metric("vllm:generation_tokens_total").get(1, 0) < 100:
-            time.sleep(0.1)
-        assert [ask(0, 2000, 4) for _ in range(12)] == [200] * 12
-        assert {each.result() for each in decodes} == {200}
-    counts = json.loads((tmp_path / "rank-0.json").read_text())
-    print(counts)
-    assert "dummy" not in counts
-    assert counts["least"] > 0, "nothing was held"
 
 
 @pytest.mark.parametrize("launch", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])

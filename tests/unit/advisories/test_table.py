@@ -11,8 +11,8 @@ from packaging.version import Version
 from balance_tools.advisories.table import (
     TABLE_NAME,
     Advisory,
-    AdvisoryState,
-    Answer,
+    Judged,
+    Status,
     Table,
     load_advisories,
 )
@@ -32,14 +32,12 @@ KNOWN = load_advisories(PATHS.root / TABLE_NAME)
 IDS = {one.id: one for one in KNOWN.advisories}
 LOCK = load_lock(PATHS.lock)
 NOT_AFFECTED = [
-    answer.advisory
-    for answer in KNOWN.answers(
-        Version(LOCK.vllm.version), patched_in(PATHS.root, LOCK)
-    )
-    if answer.state is AdvisoryState.NOT_AFFECTED
+    each.advisory
+    for each in KNOWN.judge(Version(LOCK.vllm.version), patched_in(PATHS.root, LOCK))
+    if each.status is Status.NOT_AFFECTED
 ]
 ENTRY = """\
-gathered = 2026-01-02
+as-of = 2026-01-02
 [[advisory]]
 id = "GHSA-2222-3333-4444"
 severity = "high 7.5"
@@ -96,9 +94,9 @@ def test_what_is_not_affected_is_so_in_the_sources_of_a_line(line):
     with exclusive(PATHS.build / "rebase" / ".lock"):
         series = derive(PATHS, line)
     release = Version(line.lock.vllm.version)
-    for answer in KNOWN.answers(release, patched_in(PATHS.root, line.lock)):
-        if answer.state is AdvisoryState.NOT_AFFECTED:
-            one = answer.advisory
+    for each in KNOWN.judge(release, patched_in(PATHS.root, line.lock)):
+        if each.status is Status.NOT_AFFECTED:
+            one = each.advisory
             assert wrong_in(one, line.lock, lambda package: series / package) == []
 
 
@@ -164,8 +162,8 @@ def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround
     left = Advisory(
         "y", severity, "<2", "what", workaround=workaround, unverified="why"
     )
-    answers = [Answer(fixed, AdvisoryState.FIXED), Answer(left, AdvisoryState.OPEN)]
-    text = summary(answers)
+    judged = [Judged(fixed, Status.FIXED), Judged(left, Status.OPEN)]
+    text = summary(judged)
     assert text.startswith("**1 are fixed here, 0 do not apply, and 1 are open**: ")
     assert said in text
     assert ("none is open" in text) == (severity != "critical")
@@ -173,30 +171,30 @@ def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround
 
 
 @pytest.mark.parametrize(
-    ("release", "patched", "state"),
+    ("release", "patched", "status"),
     [
-        ("0.24.0", True, AdvisoryState.NOT_AFFECTED),
-        ("0.25.0", False, AdvisoryState.OPEN),
-        ("0.29.1", True, AdvisoryState.FIXED),
-        ("0.30.0rc1", False, AdvisoryState.UPSTREAM),
-        ("0.30.0", True, AdvisoryState.UPSTREAM),
+        ("0.24.0", True, Status.NOT_AFFECTED),
+        ("0.25.0", False, Status.OPEN),
+        ("0.29.1", True, Status.FIXED),
+        ("0.30.0rc1", False, Status.UPSTREAM),
+        ("0.30.0", True, Status.UPSTREAM),
     ],
 )
-def test_a_release_before_in_and_behind_the_range(release, patched, state):
+def test_a_release_before_in_and_behind_the_range(release, patched, status):
     # As packaging has it: a candidate of the first good release is not below it.
     one = Advisory("x", "low", ">=0.25.0, <0.30.0", "what", workaround="less")
     known = Table(date(2026, 1, 2), (one,))
-    (answer,) = known.answers(Version(release), {"x"} if patched else set())
-    assert answer.state is state
+    (each,) = known.judge(Version(release), {"x"} if patched else set())
+    assert each.status is status
 
 
 def test_a_reason_holds_inside_of_the_range_alone():
     one = Advisory("x", "low", "<0.30.0", "what", not_affected="no such file")
     states = [
-        Table(date(2026, 1, 2), (one,)).answers(Version(release), ())[0].state
+        Table(date(2026, 1, 2), (one,)).judge(Version(release), ())[0].status
         for release in ("0.23.0", "0.30.0")
     ]
-    assert states == [AdvisoryState.NOT_AFFECTED, AdvisoryState.UPSTREAM]
+    assert states == [Status.NOT_AFFECTED, Status.UPSTREAM]
 
 
 def test_only_a_patch_that_says_so_is_fixed_by_a_release():
@@ -212,8 +210,8 @@ def test_a_patch_that_names_no_release_is_refused():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("gathered = 2026-01-02", "gathered = 'soon'", "expected gathered = YYYY"),
-        ("gathered = 2026-01-02", "gathered =", "expected TOML"),
+        ("as-of = 2026-01-02", "as-of = 'soon'", "expected as-of = YYYY"),
+        ("as-of = 2026-01-02", "as-of =", "expected TOML"),
         ("GHSA-2222", "CVE-2222", "expected an id GHSA-xxxx"),
         ("high 7.5", "bad", "expected an id"),
         ("high 7.5", "high seven", "wrong, missing or unknown"),

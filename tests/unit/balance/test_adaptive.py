@@ -344,10 +344,6 @@ def test_cheap_prompts_take_their_share_of_everybodys_time_and_no_more():
     assert sum(went) * 25 * cost.alone(20 / MAX_TOKENS, 4) < given
 
 
-def test_a_request_that_comes_rarely_is_held_as_well():
-    assert learned(rate=0.2).decide(one_pending()).reason == "waiting_cost"
-
-
 def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
     decision = learned().decide(snapshot([DECODE] * 4))
     assert decision[:3] == (False, 0, "waiting_cost")

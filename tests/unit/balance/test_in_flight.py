@@ -119,16 +119,6 @@ def test_a_step_without_a_time_tells_nothing():
     assert steps.steps_back == 1
 
 
-def test_a_few_prefills_are_enough():
-    steps, backs = StepsInFlight(2), []
-    for _ in range(20):
-        for loads in ([500, 0, 0, 0], *[[0] * RANKS] * 9):
-            show(steps, loads, seconds_of(loads))
-        backs.append(steps.steps_back)
-    assert 2 <= backs.index(0) <= 6
-    assert backs == sorted(backs, reverse=True)
-
-
 @given(
     st.integers(0, 999), st.integers(2, 4), st.sampled_from(["noise", "pauses", "busy"])
 )

@@ -16,7 +16,7 @@ def test_a_row_says_what_was_counted():
     rows.end_step(1.0, prefilled=70, attended=900)
     rows.end_step(1.25, prefilled=80, attended=1000)
     pending = Pending({"a": 30, "b": 12}, 500)
-    found = row(rows, 1.25, pending, wave=3, step=4, ended=1, wish=9)
+    found = row(rows, 1.25, pending, wave=3, step=4, ended=1, ticket=9)
     assert found._asdict() == {
         "wave": 3,
         "step": 4,
@@ -31,7 +31,7 @@ def test_a_row_says_what_was_counted():
         "pending_age_us": 0,
         "pending_attended": 500,
         "prefill_attended": 1000,
-        "wish": 9,
+        "ticket": 9,
         "in_time_age_us": 0,
     }
 

@@ -1,20 +1,12 @@
 """What the policy learns about the device."""
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import running, snapshot
 
-from vllm_balance.core.policies.adaptive import Adaptive
 from vllm_balance.core.policies.cost import CostFit, StepCost
-
-REAL = json.loads(Path(__file__).with_name("real_steps.json").read_text())
-"""By policy, the steps of two ranks on CPU cores, of which an eighth have prompts:
-microseconds, prompt tokens of each rank, and what those of each attend to."""
 
 shares = st.floats(0, 1)
 
@@ -243,31 +235,6 @@ def test_short_prompts_cost_no_attention_whatever_the_noise():
         fit = fit.observe(seconds, most, most / 2, 0.0, most * most / 2)
         fit = fit.observe(0.04, 0.0, 0.0, 1.0)
         assert fit.cost.attention == 0
-
-
-@pytest.mark.parametrize("policy", REAL)
-def test_finds_what_real_ranks_take_though_they_prefill_alike(policy):
-    """By least squares over all steps of both policies: 0.45 own, 0.4 shared, 1.55 for
-    attention. Before `own` was preferred, all was taken for shared: 2.5."""
-    adaptive = Adaptive()
-    for microseconds, *loads in REAL[policy]:
-        ranks = zip(loads[:2], loads[2:], strict=True)
-        adaptive.decide(
-            snapshot(
-                running(
-                    2,
-                    max_tokens=1024,
-                    step_time_us=microseconds,
-                    prefill_tokens=tokens,
-                    prefill_attended=attended,
-                )
-                for tokens, attended in ranks
-            )
-        )
-    cost, _ = adaptive.learned
-    assert cost.own == pytest.approx(0.5, abs=0.2)
-    assert cost.shared + cost.padding == pytest.approx(0.5, abs=0.3)
-    assert cost.attention == pytest.approx(1.5, abs=0.2)
 
 
 def test_ranks_that_always_prefill_alike_are_taken_to_share_little():

@@ -19,7 +19,7 @@ Files = dict[str, bytes]
 
 CLOSED, OTHER = "GHSA-2222-3333-4444", "GHSA-2222-3333-5555"
 ADVISORIES = f"""\
-gathered = 2026-01-02
+as-of = 2026-01-02
 [[advisory]]
 id = "{CLOSED}"
 severity = "high 7.5"

@@ -1,11 +1,10 @@
 """`vllm-balance policy` where no server of ours answers as it should."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from small_server import answering
 from vllm_balance import policy
 from vllm_balance.cli import main
 
@@ -15,38 +14,6 @@ KEY = "secret"
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv(policy.KEY, KEY)
-
-
-@pytest.fixture
-def other():
-    """A server whose answer the test chooses, and what it was sent."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.seen.append(self.headers["Authorization"])
-            status, headers, body = server.answer
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body() if callable(body) else body)
-
-        def do_POST(self):
-            self.do_GET()
-
-        def log_message(self, *_):
-            """Quiet."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    server.seen = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def url(server):
-    return f"http://127.0.0.1:{server.server_port}"
 
 
 def refusal(capsys, *words):
@@ -59,62 +26,42 @@ def refusal(capsys, *words):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("status", "text", "said"),
     [
-        ((404, {}, b"{}"), f"start the server, of this wheel, with {policy.KEY} in"),
+        (404, "{}", f"start the server, of this wheel, with {policy.KEY} in"),
         (
-            (401, {}, b'{"error": {"message": "no"}}'),
+            401,
+            '{"error": {"message": "no"}}',
             "status 401 (Unauthorized), 'no'; set BALANCE_OPERATOR_KEY",
         ),
-        ((200, {}, b"hello"), "status 200 (OK)"),
-        ((200, {}, b"[]"), "status 200 (OK)"),
-        ((500, {}, b"\xff"), "status 500 (Internal"),
+        (200, "hello", "status 200 (OK)"),
+        (200, "[]", "status 200 (OK)"),
+        (500, "\udcff", "status 500 (Internal"),
     ],
 )
-def test_each_wrong_answer_is_one_sentence(other, capsys, answer, said):
-    other.answer = answer
-    assert said in refusal(capsys, url(other))
-    assert said in refusal(capsys, url(other), "off")
+def test_each_wrong_answer_is_one_sentence(capsys, status, text, said):
+    with answering(lambda *_: text, status) as url:
+        assert said in refusal(capsys, url)
+        assert said in refusal(capsys, url, "off")
 
 
-def test_no_redirect_gets_the_key(other, capsys):
-    other.answer = (307, {"Location": "http://127.0.0.1:9/"}, b"")
-    assert "status 307" in refusal(capsys, url(other))
-    assert other.seen == [f"Bearer {KEY}"]
+def test_no_redirect_gets_the_key(capsys):
+    seen = []
+    elsewhere = {"Location": "http://127.0.0.1:9/"}
+    with answering(lambda _, key: seen.append(key) or "", 307, elsewhere) as url:
+        assert "status 307" in refusal(capsys, url)
+    assert seen == [f"Bearer {KEY}"]
 
 
-@pytest.mark.parametrize(
-    "wrong", ["localhost:8000", "ftp://host", "http://", "http://h:x"]
-)
-def test_what_is_no_url_is_refused(capsys, wrong):
-    assert "is no address of a server; give http://HOST:PORT" in refusal(capsys, wrong)
-
-
-def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(
-    other, capsys, monkeypatch
-):
-    other.answer = (200, {}, b'{"policy": "cap", "wanted": "cap", "running": true}')
-    monkeypatch.setenv(policy.KEY, f"{KEY}\n")
-    assert main(["policy", url(other)]) == 0
-    assert other.seen == [f"Bearer {KEY}"]
-    capsys.readouterr()
-    for bad in ("hunter\n2", "hünter", "鍵"):
-        monkeypatch.setenv(policy.KEY, bad)
-        said = refusal(capsys, url(other))
-        assert f"{policy.KEY}: expected one line of ASCII letters" in said
-        assert bad not in said
-    assert len(other.seen) == 1
-
-
-def test_the_command_waits_until_the_ranks_have_taken_it(other, capsys):
+def test_the_command_waits_until_the_ranks_have_taken_it(capsys):
     answers = [("cap", "cap"), ("cap", "off"), ("cap", "off"), ("off", "off")]
 
-    def page():
+    def page(*_):
         had, wanted = answers.pop(0)
-        return json.dumps({"policy": had, "wanted": wanted, "running": True}).encode()
+        return json.dumps({"policy": had, "wanted": wanted, "running": True})
 
-    other.answer = (200, {}, page)
-    assert main(["policy", url(other), "off"]) == 0
+    with answering(page) as url:
+        assert main(["policy", url, "off"]) == 0
     assert capsys.readouterr().out == "off (before: cap)\n"
     assert answers == []
 
@@ -125,21 +72,14 @@ def test_a_server_that_is_not_there_and_a_missing_key(capsys, monkeypatch):
     assert f"set {policy.KEY} to the key" in refusal(capsys, "http://127.0.0.1:9")
 
 
-def test_a_switch_that_does_not_come_is_told(other, capsys):
-    other.answer = (
-        200,
-        {},
-        b'{"policy": "cap", "wanted": "off", "running": true, "wish": 4}',
-    )
-    said = refusal(capsys, url(other), "off", "--timeout", "0.3")
-    assert "off is wanted, and was not taken in 0.3 s" in said
-
-
-def test_another_operator_is_told(other, capsys):
-    other.answer = (
-        200,
-        {},
-        b'{"policy": "cap", "wanted": "align", "running": true, "wish": 4}',
-    )
-    said = refusal(capsys, url(other), "off")
-    assert "another operator has asked for align meanwhile" in said
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("off", "off is wanted, and was not taken in 0.3 s"),
+        ("align", "another operator has asked for align meanwhile"),
+    ],
+)
+def test_a_switch_that_does_not_come_is_told(capsys, wanted, said):
+    state = {"policy": "cap", "wanted": wanted, "running": True, "ticket": 4}
+    with answering(lambda *_: json.dumps(state)) as url:
+        assert said in refusal(capsys, url, "off", "--timeout", "0.3")

@@ -211,7 +211,7 @@ def test_of_many_ranks_only_what_is_needed_is_parsed(monkeypatch):
 
 def test_a_server_that_was_switched_by_another_meanwhile_is_refused(monkeypatch):
     monkeypatch.setenv(KEY, "ours")
-    said = {"policy": "cap", "wanted": "cap", "wish": 1, "running": False}
+    said = {"policy": "cap", "wanted": "cap", "ticket": 1, "running": False}
 
     def page(path: str, given: str) -> str:
         if path == "/v1/models":

@@ -29,7 +29,7 @@ SEVERITIES = ("critical", "high", "medium", "low", "unknown")
 GHSA = re.compile(r"GHSA(-[2-9cfghjmpqrvwx]{4}){3}")
 
 
-class AdvisoryState(Enum):
+class Status(Enum):
     OPEN = "open"
     FIXED = "fixed here"
     NOT_AFFECTED = "not affected"
@@ -71,41 +71,41 @@ class Advisory:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Judged:
     advisory: Advisory
-    state: AdvisoryState
+    status: Status
 
     @property
-    def text(self) -> str:
-        """What goes with the state: a workaround, a reason, or the name of a test."""
+    def detail(self) -> str:
+        """What goes with the status: a workaround, a reason, or the name of a test."""
         one = self.advisory
         texts = {
-            AdvisoryState.OPEN: one.workaround or "nothing is known",
-            AdvisoryState.FIXED: one.test,
-            AdvisoryState.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
-            AdvisoryState.UPSTREAM: f"affected: {one.affected}",
+            Status.OPEN: one.workaround or "nothing is known",
+            Status.FIXED: one.test,
+            Status.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
+            Status.UPSTREAM: f"affected: {one.affected}",
         }
-        return texts[self.state]
+        return texts[self.status]
 
 
 @dataclass(frozen=True)
 class Table:
-    gathered: date
+    as_of: date
     advisories: tuple[Advisory, ...]
 
-    def answers(self, release: Version, patched: Collection[str]) -> list[Answer]:
+    def judge(self, release: Version, patched: Collection[str]) -> list[Judged]:
         """What holds in a release of vLLM whose patches mend `patched`."""
-        return [Answer(one, _state(one, release, patched)) for one in self.advisories]
+        return [Judged(one, _status(one, release, patched)) for one in self.advisories]
 
 
-def _state(one: Advisory, release: Version, patched: Collection[str]) -> AdvisoryState:
+def _status(one: Advisory, release: Version, patched: Collection[str]) -> Status:
     if one.is_fixed_in(release):
-        return AdvisoryState.UPSTREAM
+        return Status.UPSTREAM
     if not one.affects(release):
-        return AdvisoryState.NOT_AFFECTED
+        return Status.NOT_AFFECTED
     if one.id in patched:
-        return AdvisoryState.FIXED
-    return AdvisoryState.NOT_AFFECTED if one.not_affected else AdvisoryState.OPEN
+        return Status.FIXED
+    return Status.NOT_AFFECTED if one.not_affected else Status.OPEN
 
 
 def load_advisories(path: Path) -> Table:
@@ -120,18 +120,18 @@ def load_advisories(path: Path) -> Table:
         raise ToolError(
             f"{path}: expected TOML, found {error}; correct that line"
         ) from error
-    gathered, entries = data.get("gathered"), data.get("advisory", [])
-    if not isinstance(gathered, date) or not isinstance(entries, list):
+    as_of, entries = data.get("as-of"), data.get("advisory", [])
+    if not isinstance(as_of, date) or not isinstance(entries, list):
         raise ToolError(
-            f"{path}: expected gathered = YYYY-MM-DD and entries [[advisory]], found "
-            f"{gathered!r}; write the day until which advisories were gathered"
+            f"{path}: expected as-of = YYYY-MM-DD and entries [[advisory]], found "
+            f"{as_of!r}; write the day until which published ones are in it"
         )
     advisories: dict[str, Advisory] = {}
     for number, entry in enumerate(entries, 1):
         one = _advisory(entry, f"{path}: advisory {number}")
         if advisories.setdefault(one.id, one) is not one:
             raise ToolError(f"{path}: {one.id} stands there twice; remove one")
-    return Table(gathered, tuple(advisories.values()))
+    return Table(as_of, tuple(advisories.values()))
 
 
 def _advisory(entry: Any, where: str) -> Advisory:

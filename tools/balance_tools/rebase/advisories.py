@@ -8,8 +8,8 @@ from packaging.version import Version
 
 from balance_tools.advisories.table import (
     TABLE_NAME,
-    AdvisoryState,
-    Answer,
+    Judged,
+    Status,
     load_advisories,
 )
 from balance_tools.paths import Paths
@@ -19,7 +19,7 @@ from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
 
-def answers_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Answer]:
+def judged_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Judged]:
     patched = {
         name
         for moved in every
@@ -28,32 +28,33 @@ def answers_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[An
         for name in patch.header.advisories
     }
     known = load_advisories(paths.root / TABLE_NAME)
-    return known.answers(Version(release), patched)
+    return known.judge(Version(release), patched)
 
 
-def answers_markdown(paths: Paths, release: str, every: Sequence[Moved]) -> list[str]:
+def advisories_markdown(
+    paths: Paths, release: str, every: Sequence[Moved]
+) -> list[str]:
     known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pinned = lock.vllm.version
-    before = known.answers(Version(pinned), patched_in(paths.root, lock))
-    after = answers_there(paths, release, every)
+    before = known.judge(Version(pinned), patched_in(paths.root, lock))
+    after = judged_there(paths, release, every)
     closed = [
         new.advisory.id
         for old, new in zip(before, after, strict=True)
-        if new.state is AdvisoryState.UPSTREAM
-        and old.state in (AdvisoryState.OPEN, AdvisoryState.FIXED)
+        if new.status is Status.UPSTREAM and old.status in (Status.OPEN, Status.FIXED)
     ]
     lines = [
         "",
         "## Published vulnerabilities",
         "",
-        f"Gathered until {known.gathered}. {release} closes {len(closed)} of {pinned}: "
+        f"Published until {known.as_of}. {release} closes {len(closed)} of {pinned}: "
         f"{', '.join(closed) or 'none'}.",
     ]
     left = [
-        (one.advisory.id, one.advisory.severity, one.state.value, one.text)
+        (one.advisory.id, one.advisory.severity, one.status.value, one.detail)
         for one in after
-        if one.state is not AdvisoryState.UPSTREAM
+        if one.status is not Status.UPSTREAM
     ]
     if left:
-        lines += ["", *table(("there", "severity", "state", "answer"), left)]
+        lines += ["", *table(("there", "severity", "status", "detail"), left)]
     return lines

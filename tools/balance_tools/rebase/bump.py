@@ -15,7 +15,7 @@ from balance_tools.errors import ToolError
 from balance_tools.files import named_in_part, remove_tree, write_atomically
 from balance_tools.hooks.model import HookResult, PatchResult, PatchStatus, worst
 from balance_tools.paths import Paths
-from balance_tools.rebase.advisories import answers_markdown
+from balance_tools.rebase.advisories import advisories_markdown
 from balance_tools.rebase.limits import limits_markdown
 from balance_tools.rebase.line import Line, all_lines, check_own, move_all, write_line
 from balance_tools.rebase.merge import Merged, write_merged
@@ -88,7 +88,7 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     judged = judge(paths, lock, line.own if line else {}, folder / "patches")
     every, wrong, status = judged.every, judged.wrong, judged.status
     report = folder / "report.md"
-    for_users = answers_markdown(paths, lock.vllm.version, every)
+    for_users = advisories_markdown(paths, lock.vllm.version, every)
     for_users += limits_markdown(paths, every)
     undecided = [one for moved in every for one in moved.undecided]
     merged = write_merged(undecided, folder / "merged")

@@ -9,11 +9,11 @@ from dataclasses import replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from balance_tools.advisories.table import AdvisoryState
+from balance_tools.advisories.table import Status
 from balance_tools.contract.fit import Finding, read_pin
 from balance_tools.errors import ToolError
 from balance_tools.paths import Paths
-from balance_tools.rebase.advisories import answers_there
+from balance_tools.rebase.advisories import judged_there
 from balance_tools.rebase.bump import PACKAGE, Judged, judge
 from balance_tools.text import table
 from balance_tools.upstream.index import Index
@@ -80,8 +80,8 @@ def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     ]
     cells = []
     for version, row in rows.items():
-        answers = answers_there(paths, version, row.every)
-        is_open = [one for one in answers if one.state is AdvisoryState.OPEN]
+        judged = judged_there(paths, version, row.every)
+        is_open = [one for one in judged if one.status is Status.OPEN]
         cells.append((version, row.status.label, len(is_open)))
     lines += table(("release", "status", "open advisories"), cells)
     lines += ["", "## What a person must decide", ""]

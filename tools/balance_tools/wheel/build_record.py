@@ -46,15 +46,15 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
         advisories={
-            answer.advisory.id: {
-                "cve": answer.advisory.cve,
-                "severity": answer.advisory.severity,
-                "state": answer.state.value,
-                "answer": answer.text,
+            each.advisory.id: {
+                "cve": each.advisory.cve,
+                "severity": each.advisory.severity,
+                "status": each.status.value,
+                "detail": each.detail,
             }
-            for answer in plan.answers
+            for each in plan.judged
         },
-        advisories_gathered=plan.advisories.gathered.isoformat(),
+        advisories_as_of=plan.advisories.as_of.isoformat(),
     )
     return json.dumps(asdict(record), indent=1) + "\n"
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from balance_tools.advisories.table import (
     TABLE_NAME,
-    Answer,
+    Judged,
     Table,
     load_advisories,
 )
@@ -86,10 +86,10 @@ class WheelPlan:
     advisories: Table
 
     @property
-    def answers(self) -> list[Answer]:
+    def judged(self) -> list[Judged]:
         release = Version(self.lock.vllm.version)
         patched = patched_in(self.paths.root, self.lock)
-        return self.advisories.answers(release, patched)
+        return self.advisories.judge(release, patched)
 
     @property
     def version(self) -> str:

@@ -16,8 +16,8 @@ from urllib.parse import quote
 from balance_tools.advisories.table import (
     ADVISORY,
     Advisory,
-    AdvisoryState,
-    Answer,
+    Judged,
+    Status,
 )
 from balance_tools.series import patchfile
 from balance_tools.series.apply import load_series
@@ -41,7 +41,7 @@ def documents_of(plan: WheelPlan) -> dict[str, str]:
     by its purl.
     """
     address = purl(plan.settings.name, plan.version)
-    gathered = f"{plan.advisories.gathered}T00:00:00Z"
+    as_of = f"{plan.advisories.as_of}T00:00:00Z"
     whole = _component(plan.settings.name, plan.version, plan.target.license)
     whole |= {"bom-ref": "wheel", "description": plan.settings.summary}
     parts = [_upstream(plan, package) for package in plan.target.packages]
@@ -55,16 +55,16 @@ def documents_of(plan: WheelPlan) -> dict[str, str]:
     serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
     target = {"ref": f"{serial}/{bill['version']}#{quote(address, safe='')}"}
     vulnerabilities = [
-        _vulnerability(one) | {"affects": [target]} for one in plan.answers
+        _vulnerability(one) | {"affects": [target]} for one in plan.judged
     ]
-    vex = _cyclone_dx(metadata={"timestamp": gathered}, vulnerabilities=vulnerabilities)
+    vex = _cyclone_dx(metadata={"timestamp": as_of}, vulnerabilities=vulnerabilities)
     products = [{"@id": address}]
-    statements = [_statement(one) | {"products": products} for one in plan.answers]
+    statements = [_statement(one) | {"products": products} for one in plan.judged]
     open_vex = {
         "@context": "https://openvex.dev/ns/v0.2.0",
         "@id": f"urn:uuid:{_uuid(statements)}",
         "author": GUARD,
-        "timestamp": gathered,
+        "timestamp": as_of,
         "version": 1,
         "statements": statements,
     }
@@ -148,29 +148,29 @@ def _source(advisory: str) -> Document:
 
 
 IN_WORDS = {
-    AdvisoryState.OPEN: ("exploitable", "affected"),
-    AdvisoryState.FIXED: ("resolved_with_pedigree", "fixed"),
-    AdvisoryState.NOT_AFFECTED: ("not_affected", "not_affected"),
-    AdvisoryState.UPSTREAM: ("resolved", "fixed"),
+    Status.OPEN: ("exploitable", "affected"),
+    Status.FIXED: ("resolved_with_pedigree", "fixed"),
+    Status.NOT_AFFECTED: ("not_affected", "not_affected"),
+    Status.UPSTREAM: ("resolved", "fixed"),
 }
 UNKNOWN = ("in_triage", "under_investigation")
 ABSENT = ("code_not_present", "vulnerable_code_not_present")
 UNUSED = ("code_not_reachable", "vulnerable_code_not_in_execute_path")
 
 
-def _judged(answer: Answer, number: int) -> tuple[Advisory, str, Document, str]:
+def _in_words(each: Judged, number: int) -> tuple[Advisory, str, Document, str]:
     """An advisory, its state in CycloneDX (0) or OpenVEX (1), why, and more of it."""
-    one, state, why = answer.advisory, IN_WORDS[answer.state][number], {}
-    if answer.state is AdvisoryState.OPEN and not one.workaround:
+    one, state, why = each.advisory, IN_WORDS[each.status][number], {}
+    if each.status is Status.OPEN and not one.workaround:
         state = UNKNOWN[number]
-    if answer.state is AdvisoryState.NOT_AFFECTED:
+    if each.status is Status.NOT_AFFECTED:
         why = {"justification": (ABSENT if one.lacks else UNUSED)[number]}
-    fails = " fails without the patch" * (answer.state is AdvisoryState.FIXED)
-    return one, state, why, answer.text + fails
+    fails = " fails without the patch" * (each.status is Status.FIXED)
+    return one, state, why, each.detail + fails
 
 
-def _vulnerability(answer: Answer) -> Document:
-    one, state, why, detail = _judged(answer, 0)
+def _vulnerability(each: Judged) -> Document:
+    one, state, why, detail = _in_words(each, 0)
     known = state == "exploitable"
     response = {"response": ["workaround_available"]} if known else {}
     return {
@@ -185,8 +185,8 @@ def _vulnerability(answer: Answer) -> Document:
     }
 
 
-def _statement(answer: Answer) -> Document:
-    one, status, why, detail = _judged(answer, 1)
+def _statement(each: Judged) -> Document:
+    one, status, why, detail = _in_words(each, 1)
     about = {"@id": ADVISORY.format(one.id), "name": one.cve or one.id}
     about["description"] = one.what
     return {

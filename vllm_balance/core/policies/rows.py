@@ -43,8 +43,8 @@ class Row(NamedTuple):
     """Tokens that the pending tokens attend to: n·(p + n/2) of n at position p."""
     prefill_attended: int
     """The same of the prompt tokens of the step that was scheduled last."""
-    wish: int = 0
-    """The newest wish for a policy that the rank has heard of; see `wishes`."""
+    ticket: int = 0
+    """The newest request to switch that the rank has heard of; see `switch_ticket`."""
     in_time_age_us: int = 0
     """With a limit of first tokens: time since the oldest of the pending requests came
     whose first token is not late yet, in microseconds; 0 without any."""

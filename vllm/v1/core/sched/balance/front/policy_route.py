@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, HTTPException, Request
 from vllm.v1.core.sched.balance.options import check_ranks, only_decodes
 
-from vllm_balance.core.policies.wishes import NAMES, next_wish
+from vllm_balance.core.policies.switch_ticket import NAMES, next_ticket
 from vllm_balance.policy import KEY, PATH, key_of
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ async def _policy(request: Request) -> dict[str, Any]:
         raise HTTPException(409, str(error)) from None
     # All ranks get the same number, and a later request has a larger one. Of two
     # operators who ask at once both may have the same.
-    newest = (await call("balance_policy"))["wish"]
-    return await call("balance_policy", next_wish(newest, name))
+    newest = (await call("balance_policy"))["ticket"]
+    return await call("balance_policy", next_ticket(newest, name))
 
 
 def _check_key(header: str) -> None:

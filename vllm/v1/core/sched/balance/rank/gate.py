@@ -133,7 +133,7 @@ class BalanceGate:
     def end_step(self) -> None:
         """Ends a step of a rank alone; in a group, `exchange_for` does that later."""
         if isinstance(self._exchange, SelfExchange):
-            # Nobody waits for its row, so it need not wait to follow a wish.
+            # Nobody waits for its row, so it need not wait to switch.
             self._timing.set_off(self.switch.policy is None and self.switch.is_followed)
             self._end_step(None, 0, 0, self._scheduler.has_unfinished_requests())
 
@@ -160,7 +160,7 @@ class BalanceGate:
         after = time.monotonic()
         self.stats.observe_held(self._rows.held)
         self._rows.end_exchange(after)
-        if self.switch.follow(max(snapshot.wish), wave, step):
+        if self.switch.follow(max(snapshot.ticket), wave, step):
             self._follow_switch()
         policy = self.switch.policy
         self.apply(OPEN if policy is None else policy.decide(snapshot))
@@ -168,16 +168,16 @@ class BalanceGate:
         waited_s = after - self._timing.waits_since
         self.stats.observe_step(self.decision, snapshot, waited_s, learned)
 
-    def request_policy(self, core: "EngineCore", wish: int = 0) -> dict[str, object]:
-        """Notes a wish for a policy, which all ranks follow from the next exchange on.
+    def request_policy(self, core: "EngineCore", ticket: int = 0) -> dict[str, object]:
+        """Notes a ticket, which all ranks follow from the next exchange on.
 
         Returns:
-            the policy now, the one that is wished for, the newest wish, and whether a
+            the policy now, the wanted one, the newest ticket, and whether a
             step comes soon.
         """
         is_busy = self._scheduler.has_unfinished_requests()
         running = getattr(core, "engines_running", False) or is_busy
-        return self.switch.request(wish) | {"running": running}
+        return self.switch.request(ticket) | {"running": running}
 
     @property
     def decision(self) -> Decision:

@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The ranks as a group: what they must have in common, and one exchange per step."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,7 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.balance.options import BALANCE_OPTIONS
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 
-from vllm_balance import core
+from vllm_balance.code_hash import CORE, code_hash
 from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 if TYPE_CHECKING:
@@ -62,19 +61,8 @@ def sends_early(vllm_config: "VllmConfig") -> bool:
 
 @cache
 def code_version() -> str:
-    """A hash of all files that decide, and of those that carry it out.
-
-    All of `core` and `rank`, because a list of those that matter would be forgotten;
-    and their bytes, because a version number does not show that somebody edited a file
-    on one host.
-    """
-    digest = hashlib.sha256()
-    for room in (Path(core.__file__).parent, Path(__file__).parent):
-        for path in sorted(room.rglob("*.py")):
-            content = path.read_bytes()
-            name = path.relative_to(room.parent).as_posix()
-            digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:12]
+    """A hash of all files that decide, and of those that carry it out."""
+    return code_hash(CORE, Path(__file__).parent)
 
 
 def check_identity(

@@ -62,6 +62,6 @@ class OwnRows(RowMaker):
             queues=(len(running), len(decoding), num_waiting(scheduler)),
             ended=self.count_ended(decoding, scheduler.requests),
             pending=self._reads.pending(permit.refusal, permit.looked_up),
-            wish=self._switch.wish,
+            ticket=self._switch.ticket,
             clock=time.time(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vllm.logger import init_logger
 
 from vllm_balance.core.policies import Policy
-from vllm_balance.core.policies.wishes import first_wish, wished
+from vllm_balance.core.policies.switch_ticket import first_ticket, policy_of
 
 logger = init_logger(__name__)
 
@@ -20,7 +20,7 @@ class PolicySwitch:
         self._new_policy = new_policy
         self._policies: dict[str, Policy] = {}
         """Those that this group has had. What they learned of the device stays."""
-        self.wish = first_wish(name)
+        self.ticket = first_ticket(name)
         self.use_policy(name)
 
     def use_policy(self, name: str) -> None:
@@ -36,25 +36,29 @@ class PolicySwitch:
     @property
     def is_followed(self) -> bool:
         """Whether the policy is the one that was asked for last."""
-        return wished(self.wish) == self.name
+        return policy_of(self.ticket) == self.name
 
-    def request(self, wish: int) -> dict[str, object]:
-        """Notes a wish, which the ranks follow from their next exchange on.
+    def request(self, ticket: int) -> dict[str, object]:
+        """Notes a ticket, which the ranks follow from their next exchange on.
 
         Returns:
-            the policy now, the one that is wished for, and the newest wish.
+            the policy now, the wanted one, and the newest ticket.
         """
-        self.wish = max(self.wish, wish)
-        return {"policy": self.name, "wanted": wished(self.wish), "wish": self.wish}
+        self.ticket = max(self.ticket, ticket)
+        return {
+            "policy": self.name,
+            "wanted": policy_of(self.ticket),
+            "ticket": self.ticket,
+        }
 
-    def follow(self, wish: int, wave: int, step: int) -> bool:
-        """Takes the newest wish of all ranks' rows, which all of them do in this step.
+    def follow(self, ticket: int, wave: int, step: int) -> bool:
+        """Takes the newest ticket of all rows, as all ranks do in this step.
 
         Returns:
             Whether that changes the policy.
         """
-        self.request(wish)  # a newer one may have come since the row was sent
-        before, name = self.name, wished(wish)
+        self.request(ticket)  # a newer one may have come since the row was sent
+        before, name = self.name, policy_of(ticket)
         if name == before:
             return False
         self.use_policy(name)
