@@ -218,8 +218,8 @@ KNOWN_AS = {
     "atom": "ATOM's coalescer (#1611), from its description",
     "vllm-4": "vLLM's interval between prefills, with its saturation guard",
     "vllm-8": "as `vllm-4`",
-    "mindie-waste": "MindIE's vote, wish WASTE",
-    "mindie-laxity": "MindIE's vote, wish LAXITY",
+    "mindie-waste": "MindIE's vote, stage rule WASTE",
+    "mindie-laxity": "MindIE's vote, stage rule LAXITY",
 }
 """Where a rule comes from, and what is left out."""
 
