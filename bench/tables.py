@@ -273,7 +273,7 @@ def agents(results: Results) -> Rows:
     """Sessions: latency, TTFT p50 and p99 in s, within the limits, tokens computed."""
     form = "{mean_e2el_s:.0f}; {median_ttft_s:.1f}; {p99_ttft_s:.0f}; {goodput:.0%}; "
     form += "{computed:.0%}"
-    head = ["sessions", "`off`", "`adaptive`", "the best rival", "which"]
+    head = ["sessions", "`off`", "`adaptive`", "best other rule", "which"]
     rows: Rows = [head]
     for cell in select(results["agents"]["cells"], role="both"):
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
