@@ -218,8 +218,8 @@ KNOWN_AS = {
     "atom": "ATOM's coalescer (#1611), from its description",
     "vllm-4": "vLLM's interval between prefills, with its saturation guard",
     "vllm-8": "as `vllm-4`",
-    "mindie-waste": "MindIE's vote, wish WASTE",
-    "mindie-laxity": "MindIE's vote, wish LAXITY",
+    "mindie-waste": "MindIE's vote, stage rule WASTE",
+    "mindie-laxity": "MindIE's vote, stage rule LAXITY",
 }
 """Where a rule comes from, and what is left out."""
 
@@ -273,7 +273,7 @@ def agents(results: Results) -> Rows:
     """Sessions: latency, TTFT p50 and p99 in s, within the limits, tokens computed."""
     form = "{mean_e2el_s:.0f}; {median_ttft_s:.1f}; {p99_ttft_s:.0f}; {goodput:.0%}; "
     form += "{computed:.0%}"
-    head = ["sessions", "`off`", "`adaptive`", "the best rival", "which"]
+    head = ["sessions", "`off`", "`adaptive`", "best other rule", "which"]
     rows: Rows = [head]
     for cell in select(results["agents"]["cells"], role="both"):
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
