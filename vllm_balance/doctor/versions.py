@@ -1,6 +1,6 @@
 """The vendor's versions that belong to a line, from the table of docs/compatibility.md.
 
-The page also names the file of upstream that says so; a test compares all three.
+A test compares both with upstream's files, and names them.
 """
 
 from __future__ import annotations
