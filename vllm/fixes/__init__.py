@@ -13,10 +13,8 @@ the lines of the patch that call it, then the function, its line here and its te
 | orphans.end_with_parent | ending.patch, rank.start | not reported | all |
 | orphans.reset_wakeup_fd_in_children | ending.patch | not reported | all |
 | client_checks.check_client | tokens.patch | #45346, #54195 | all, for nesting |
-| client_checks.isolate_compile_error | survival.patch | #43920 | until 0.29 |
 | client_checks.drop_unknown_ends | survival.patch | not reported | all |
 | client_checks.check_resize | survival.patch | not reported | all |
-| timeouts.timeout_of | server_end, rank.start | the others need it | |
 
 The patches are `data-parallel-balance-…`, and `security-stop-tokens.patch`; `rank` is a
 room of the balance package.

@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING
 import psutil
 import zmq
 from vllm import envs
-from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
 from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import MPClient
 
@@ -49,6 +48,16 @@ _watches: set[asyncio.Task[None]] = set()
 _parent: int | None = None
 """The process that started this server, if `multiprocessing` did so directly: not by
 way of a fork server, or of another process that forks and may end."""
+
+
+def timeout_of(parallel_config: "ParallelConfig") -> float:
+    """Seconds that a rank, or a front-end without ranks, waits for the others.
+
+    What the operator allows the collective calls on the CPU, or else what upstream
+    allows a step of the model.
+    """
+    seconds = parallel_config.cpu_distributed_timeout_seconds
+    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:

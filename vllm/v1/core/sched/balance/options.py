@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_balance.core.policies import ALONE, LatencyLimits
+from vllm_balance.core.policies import ALONE
 from vllm_balance.policy import KEY, key_of
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ BALANCE_OPTIONS = {
 """Our fields of `ParallelConfig`, and the options that set them."""
 
 _FLAG = "--data-parallel-balance"
-
-
-def latency_limits_of(parallel_config: "ParallelConfig") -> LatencyLimits:
-    """What `adaptive` is to keep."""
-    return LatencyLimits(
-        parallel_config.data_parallel_balance_ttft_ms / 1e3,
-        parallel_config.data_parallel_balance_tpot_ms / 1e3,
-    )
 
 
 def only_decodes(vllm_config: "VllmConfig") -> bool:

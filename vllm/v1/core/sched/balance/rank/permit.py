@@ -170,12 +170,7 @@ class PrefillPermit:
         """As `clip`, for a prompt in progress, which is never idle in a dummy step.
 
         It then computes `least_tokens`, or all if it must not be cut, and counts as
-        held.
-
-        Args:
-            request: the prompt.
-            num_new_tokens: what the scheduler would schedule, at least 1.
-            others_run: whether another request of the rank is scheduled already.
+        held. `others_run`: another request of the rank is scheduled already.
         """
         computed = request.num_computed_tokens
         allowed = self.clip(request, num_new_tokens, computed)

@@ -151,12 +151,9 @@ class RankWatch:
     """
 
     def __init__(self, timeout: float, rank: int = 0, size: int = 1) -> None:
-        """Starts nothing.
+        """If a rank does not answer, a step may take `timeout` seconds.
 
-        Args:
-            timeout: seconds that a step may take if a rank does not answer.
-            rank: data parallel rank, until there is a group.
-            size: number of the ranks.
+        Until there is a group, this is `rank` of `size`.
         """
         self._timeout = timeout
         self._period = min(_LONGEST_PERIOD_S, timeout / _PERIODS_PER_TIMEOUT)
