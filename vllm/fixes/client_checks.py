@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Keeps one client from ending or silencing all, whatever the policy.
 
-Later releases of vLLM refuse most of these requests themselves.
+For what is refused the client gets status 400. Later releases of vLLM refuse most of it
+themselves.
 """
 
 import json
@@ -62,11 +63,7 @@ def check_client(
     model_config: "ModelConfig",
     tokenizer: "TokenizerLike | None" = None,
 ) -> None:
-    """Checks what upstream's own checks leave out, whatever the policy.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses what upstream's own checks leave out."""
     vocab_size = model_config.get_vocab_size()
     end = getattr(tokenizer, "eos_token_id", None) or 0
     if params.min_tokens and end >= vocab_size:
@@ -107,9 +104,6 @@ def check_resize(client: "EngineClient") -> None:
     """Refuses to resize a server that is not elastic, before anything is touched.
 
     Upstream finds that out once it has made all metrics anew.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
     """
     if not client.vllm_config.parallel_config.enable_elastic_ep:
         raise VLLMValidationError(

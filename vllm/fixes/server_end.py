@@ -100,9 +100,9 @@ def _ended(watch: asyncio.Task[None]) -> None:
 async def _watch(llm: "AsyncLLM") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
-    client, connections = llm.engine_core, None
-    if client.ctx.sockopts:  # `begin_watch` has set some
-        connections = _Connections(client)
+    client = llm.engine_core
+    # `begin_watch` has set some options where all engines are elsewhere.
+    connections = _Connections(client) if client.ctx.sockopts else None
     manager = client.resources.engine_manager
     while not llm.errored:
         is_served = is_served or _is_served()
@@ -181,7 +181,6 @@ class _Connections:
         self._count = len(client.core_engines)
 
     def count(self) -> int:
-        """How many there are now."""
         while not (read := self._monitor.recv_multipart(zmq.NOBLOCK)).exception():
             event = parse_monitor_message(read.result())["event"]
             self._count += 1 if event == zmq.EVENT_ACCEPTED else -1

@@ -65,7 +65,7 @@ class BalanceGate:
         self._follow_switch()
 
     def _follow_switch(self) -> None:
-        self._timing.set_off(self.switch.policy is None)
+        self._timing.is_off = self.switch.policy is None
         self.stats.set_policy(self.switch.name)
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ class BalanceGate:
         """Ends a step of a rank alone; in a group, `exchange_for` does that later."""
         if isinstance(self._exchange, SelfExchange):
             # Nobody waits for its row, so it need not wait to follow a wish.
-            self._timing.set_off(self.switch.policy is None and self.switch.is_followed)
+            self._timing.is_off = self.switch.policy is None and self.switch.is_followed
             self._end_step(None, 0, 0, self._scheduler.has_unfinished_requests())
 
     def _end_step(
@@ -194,8 +194,7 @@ class BalanceGate:
             self._exchange.begin_step()
 
     def shutdown(self) -> None:
-        """The engine core ends, perhaps of an error that is being handled."""
-        self._exchange.close(sys.exc_info()[1])
+        self._exchange.close(sys.exc_info()[1])  # an error, if one is being handled
 
     def take_stats(self) -> dict[str, object]:
         """For `SchedulerStats`: what happened since the last call and is to be done."""

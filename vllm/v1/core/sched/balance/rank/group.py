@@ -145,9 +145,6 @@ class RowExchange:
 
         Rows have connections of their own where they may be on their way while the
         group does something else.
-
-        Raises:
-            RuntimeError: a rank would decide differently, or has not come.
         """
         self._group = group
         self._watch.join(group, tell_clients)

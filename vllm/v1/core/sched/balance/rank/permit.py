@@ -39,7 +39,6 @@ class PrefillPermit:
         self._begin(OPEN, max_tokens=0)
 
     def apply(self, decision: Decision) -> None:
-        """Begins a step."""
         self._begin(decision, self._scheduler.max_num_scheduled_tokens)
 
     def _begin(self, decision: Decision, max_tokens: int) -> None:
@@ -81,10 +80,8 @@ class PrefillPermit:
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
 
-        Args:
-            queue: the queue.
-            skipped: upstream's queue for those that it passes over itself; from 0.31
-                on a list for those of the other queue alone.
+        `skipped` is upstream's queue for those that it passes over itself; from 0.31 on
+        a list for those of the other queue alone.
 
         Returns:
             False if the request stays where it is, because the pass ends.
@@ -205,7 +202,7 @@ class PrefillPermit:
         scheduler = self._scheduler
         if scheduler.connector is None and not request.num_computed_tokens:
             return False
-        little: bool = request.num_tokens - computed <= scheduler.block_size
+        little = request.num_tokens - computed <= scheduler.block_size
         return computed > 0 and little and not request.lora_request
 
     def _is_uncut(self, request: Request) -> bool:
@@ -215,8 +212,7 @@ class PrefillPermit:
         part is computed as with balance off.
         """
         scheduler = self._scheduler
-        uncut: bool = scheduler.need_mamba_block_aligned_split or (
+        return scheduler.need_mamba_block_aligned_split or (
             request.has_encoder_inputs
             and scheduler.scheduler_config.disable_chunked_mm_input
         )
-        return uncut

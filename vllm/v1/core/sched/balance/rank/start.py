@@ -77,9 +77,7 @@ def create_balance_gate(
 def start_balance_gate(core: "EngineCore") -> None:
     """Starts what runs beside the engine core's loop, once it has its scheduler.
 
-    Raises:
-        ValueError: balance is on, and scheduler or engine would ignore the gate.
-        RuntimeError: another rank of the group would decide differently.
+    Refuses what would ignore the gate, and ranks that would decide differently.
     """
     check_balance_scheduler(core.scheduler, core.vllm_config)
     group = getattr(core, "dp_group", None)

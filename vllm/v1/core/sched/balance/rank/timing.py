@@ -29,7 +29,8 @@ class Timing:
         self.exchange, self._sends_early = exchange, sends_early
         self.group: Group = None
         """The one that was joined last."""
-        self._is_off = False
+        self.is_off = False
+        """Whether no rank can hold anything before the next exchange."""
         self._is_first = False
         self.reset()
 
@@ -42,10 +43,6 @@ class Timing:
         """When this rank began to wait for rows, in seconds of `time.monotonic`."""
         self._is_sent = False
 
-    def set_off(self, is_off: bool) -> None:
-        """Whether no rank can hold anything before the next exchange."""
-        self._is_off = is_off
-
     def join(
         self, group: Group, limits: Limits, tell_clients: Callable[[], None]
     ) -> None:
@@ -56,7 +53,7 @@ class Timing:
         self.reset()
 
     def _skips_exchange(self, step: int) -> bool:
-        return self._is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
+        return self.is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
 
     def _is_early(self, group: Group, step: int) -> bool:
         # Not if the ranks may have met in another group.
@@ -69,11 +66,7 @@ class Timing:
             self._send(make_row)
 
     def after_step(self, wave: int, step: int, make_row: MakeRow) -> Snapshot | None:
-        """All ranks have ended a step.
-
-        Returns:
-            Their rows; None in a step after which no rank sends one.
-        """
+        """All ranks have ended a step; their rows, or None if no rank sends one."""
         is_first, self._is_first = self._is_first, False
         if self._skips_exchange(step) and not is_first:
             self.exchange.skip(wave, step)
