@@ -10,6 +10,7 @@ the lines of the patch that call it, then the function, its line here and its te
 | server_end.begin_watch | ending.patch | not reported | all releases until 0.33 |
 | server_end.end_with_engines | ending.patch | not reported | all |
 | server_end.is_of_this_server | ending.patch | not reported | all |
+| server_end.timeout_of | rank.start | the ranks need it | |
 | orphans.end_with_parent | ending.patch, rank.start | not reported | all |
 | orphans.reset_wakeup_fd_in_children | ending.patch | not reported | all |
 | client_checks.check_client | tokens.patch | #45346, #54195 | all, for nesting |

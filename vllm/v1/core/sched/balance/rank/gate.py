@@ -65,7 +65,7 @@ class BalanceGate:
         self._follow_switch()
 
     def _follow_switch(self) -> None:
-        self._timing.is_off = self.switch.policy is None
+        self._timing.set_off(self.switch.policy is None)
         self.stats.set_policy(self.switch.name)
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ class BalanceGate:
         """Ends a step of a rank alone; in a group, `exchange_for` does that later."""
         if isinstance(self._exchange, SelfExchange):
             # Nobody waits for its row, so it need not wait to follow a wish.
-            self._timing.is_off = self.switch.policy is None and self.switch.is_followed
+            self._timing.set_off(self.switch.policy is None and self.switch.is_followed)
             self._end_step(None, 0, 0, self._scheduler.has_unfinished_requests())
 
     def _end_step(

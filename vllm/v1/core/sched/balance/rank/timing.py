@@ -29,9 +29,7 @@ class Timing:
         self.exchange, self._sends_early = exchange, sends_early
         self.group: Group = None
         """The one that was joined last."""
-        self.is_off = False
-        """Whether no rank can hold anything before the next exchange."""
-        self._is_first = False
+        self._is_off = self._is_first = False
         self.reset()
 
     def reset(self) -> None:
@@ -43,6 +41,10 @@ class Timing:
         """When this rank began to wait for rows, in seconds of `time.monotonic`."""
         self._is_sent = False
 
+    def set_off(self, is_off: bool) -> None:
+        """Whether no rank can hold anything before the next exchange."""
+        self._is_off = is_off
+
     def join(
         self, group: Group, limits: Limits, tell_clients: Callable[[], None]
     ) -> None:
@@ -53,7 +55,7 @@ class Timing:
         self.reset()
 
     def _skips_exchange(self, step: int) -> bool:
-        return self.is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
+        return self._is_off and step % EXCHANGE_EVERY_WHEN_OFF != 1
 
     def _is_early(self, group: Group, step: int) -> bool:
         # Not if the ranks may have met in another group.
