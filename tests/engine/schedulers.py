@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
-from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
@@ -105,11 +105,10 @@ def give_gate(
     **parameters,
 ):
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
-    timing = BeforeStep if sends_early else AfterStep
     gate = BalanceGate(
         scheduler,
         policy,
-        timing(exchange or RowExchange(timeout=1.0)),
+        Timing(exchange or RowExchange(timeout=1.0), sends_early),
         BalanceStats(policy=policy),
         partial(create_policy, parameters=parameters),
         [policy] if short_first else (),

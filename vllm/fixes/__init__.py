@@ -10,13 +10,12 @@ the lines of the patch that call it, then the function, its line here and its te
 | server_end.begin_watch | ending.patch | not reported | all releases until 0.33 |
 | server_end.end_with_engines | ending.patch | not reported | all |
 | server_end.is_of_this_server | ending.patch | not reported | all |
+| server_end.timeout_of | rank.start | the ranks need it | |
 | orphans.end_with_parent | ending.patch, rank.start | not reported | all |
 | orphans.reset_wakeup_fd_in_children | ending.patch | not reported | all |
 | client_checks.check_client | tokens.patch | #45346, #54195 | all, for nesting |
-| client_checks.isolate_compile_error | survival.patch | #43920 | until 0.29 |
 | client_checks.drop_unknown_ends | survival.patch | not reported | all |
 | client_checks.check_resize | survival.patch | not reported | all |
-| timeouts.timeout_of | server_end, rank.start | the others need it | |
 
 The patches are `data-parallel-balance-…`, and `security-stop-tokens.patch`; `rank` is a
 room of the balance package.

@@ -2,22 +2,21 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """Keeps one client from ending or silencing all, whatever the policy.
 
-Later releases of vLLM refuse most of these requests themselves, and keep the error of
-a grammar's compiler.
+For what is refused the client gets status 400. Later releases of vLLM refuse most of it
+themselves.
 """
 
 import json
 import re
 import sys
-from concurrent.futures import Future
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.fixes.grammars import was_checked
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import ModelConfig
     from vllm.engine.protocol import EngineClient
     from vllm.sampling_params import SamplingParams
@@ -25,14 +24,11 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
-"""Fields of a request with which logits are indexed."""
-
 MOST_LEVELS = 100
 """Levels of a schema. The front-end's time grows with their cube, and it answers nobody
 meanwhile."""
 
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 """A string, or the beginning of one without an end, so that each is read only once."""
 
 
@@ -67,11 +63,7 @@ def check_client(
     model_config: "ModelConfig",
     tokenizer: "TokenizerLike | None" = None,
 ) -> None:
-    """Checks what upstream's own checks leave out, whatever the policy.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
-    """
+    """Refuses what upstream's own checks leave out."""
     vocab_size = model_config.get_vocab_size()
     end = getattr(tokenizer, "eos_token_id", None) or 0
     if params.min_tokens and end >= vocab_size:
@@ -81,7 +73,7 @@ def check_client(
             parameter="min_tokens",
             value=params.min_tokens,
         )
-    for name in _TOKEN_IDS:
+    for name in ("stop_token_ids", "allowed_token_ids"):  # which index logits
         ids = getattr(params, name, None) or ()
         unknown = [token for token in ids if not 0 <= token < vocab_size]
         if unknown:
@@ -92,15 +84,15 @@ def check_client(
                 value=unknown,
             )
     constraint = params.structured_outputs
-    if constraint is not None and (
-        constraint.json_object is False or constraint.json == ""
-    ):
+    if constraint is None or was_checked(constraint):
+        return
+    if constraint.json_object is False or constraint.json == "":
         raise VLLMValidationError(
             "structured_outputs has no constraint; leave it out, or give json a schema "
             "or json_object true",
             parameter="structured_outputs",
         )
-    for name in ("json", "structural_tag") if constraint is not None else ():
+    for name in ("json", "structural_tag"):
         if _levels(getattr(constraint, name)) > MOST_LEVELS:
             raise VLLMValidationError(
                 f"structured_outputs.{name} is nested deeper than {MOST_LEVELS} levels",
@@ -112,64 +104,9 @@ def check_resize(client: "EngineClient") -> None:
     """Refuses to resize a server that is not elastic, before anything is touched.
 
     Upstream finds that out once it has made all metrics anew.
-
-    Raises:
-        VLLMValidationError: the client gets status 400.
     """
     if not client.vllm_config.parallel_config.enable_elastic_ep:
         raise VLLMValidationError(
             "this server cannot be resized; start it with --enable-elastic-ep",
             parameter="new_data_parallel_size",
         )
-
-
-def isolate_compile_error(grammar: Any) -> Any:
-    """The grammar of a request, or its future: a `FailedGrammar` if there is none.
-
-    Upstream raises the compiler's error in `schedule`, which ends the engine and with
-    it all ranks.
-    """
-    if not isinstance(grammar, Future):
-        return grammar
-    settled: Future[Any] = Future()
-
-    def settle(done: "Future[Any]") -> None:
-        error = done.exception()
-        settled.set_result(FailedGrammar(error) if error else done.result())
-
-    grammar.add_done_callback(settle)
-    return settled
-
-
-class FailedGrammar:
-    """Stands for a grammar that does not exist: it rejects every token.
-
-    The scheduler ends a request whose token is rejected with an error, and the client
-    gets status 500. Until then nothing is masked. It has the methods of upstream's
-    `StructuredOutputGrammar`, which `vllm.sampling_params` could not import.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        """Logs why there is none."""
-        logger.error("A grammar could not be compiled; its request fails: %s", error)
-
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Rejects every token."""
-        return False
-
-    def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """Rejects every draft."""
-        return []
-
-    def is_terminated(self) -> bool:
-        """True, so that upstream masks nothing and does not ask `fill_bitmask`."""
-        return True
-
-    def fill_bitmask(self, bitmask: "torch.Tensor", batch_index: int) -> None:
-        """There is nothing to mask."""
-
-    def rollback(self, num_tokens: int) -> None:
-        """There is no state."""
-
-    def reset(self) -> None:
-        """There is no state."""

@@ -125,6 +125,36 @@ def _limit_of(is_regex: bool) -> tuple[int | None, ValueError]:
     )
 
 
+class FailedGrammar:
+    """Stands for a grammar that does not exist: it rejects every token.
+
+    Upstream raises the compiler's error in `schedule`, which ends the engine and with
+    it all ranks. It ends a request whose token is rejected with an error, and the
+    client gets status 500. Until then nothing is masked.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        logger.error("A grammar could not be compiled; its request fails: %s", error)
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return False
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return []
+
+    def is_terminated(self) -> bool:
+        return True  # so that upstream masks nothing
+
+    def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
+        """There is nothing to mask."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """There is no state."""
+
+    def reset(self) -> None:
+        """There is no state."""
+
+
 class GrammarExecutor:
     """Gives up what is late, which keeps its thread; so what is quick has others."""
 
@@ -135,7 +165,7 @@ class GrammarExecutor:
         threading.Thread(target=self._clock.run_forever, daemon=True).start()
 
     def submit(self, create: Any, request: Any) -> "Future[Any]":
-        """The grammar that `create(request)` makes."""
+        """The grammar that `create(request)` makes, or a `FailedGrammar`."""
         kind, spec = request.structured_output_request.structured_output_key
         seconds, late = _limit_of(kind.name == "REGEX")
         is_quick = len(spec) <= QUICK and not _OFTEN.search(spec)
@@ -145,7 +175,9 @@ class GrammarExecutor:
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(made), seconds)
             except asyncio.TimeoutError:
-                raise late from None
+                return FailedGrammar(late)
+            except BaseException as error:  # also a panic in Rust
+                return FailedGrammar(error)
 
         return asyncio.run_coroutine_threadsafe(in_time(), self._clock)
 

@@ -13,11 +13,7 @@ from vllm.exceptions import VLLMValidationError
 
 
 def limit(name: str, default: int) -> int:
-    """The value of an environment variable, of which vLLM then does not warn.
-
-    Raises:
-        ValueError: it is no whole number; the server does not start.
-    """
+    """The value of an environment variable, of which vLLM then does not warn."""
     value = os.environ.get(name, str(default))
     if name in os.environ:
         envs.environment_variables.setdefault(name, lambda: value)

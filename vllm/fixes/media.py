@@ -88,15 +88,12 @@ def check_clip(data: bytes) -> None:
 
 
 class DecodedAudio:
-    """Counts what is decoded of one audio."""
+    """Counts what is decoded of one audio, of so many samples a second."""
 
     def __init__(self, rate: float) -> None:
-        """`rate` is samples a second."""
-        self._rate = rate
-        self._samples = 0
+        self._rate, self._samples = rate, 0
 
     def add(self, samples: int, channels: int) -> None:
-        """Counts samples of each channel."""
         self._samples += samples
         is_speech = _is_speech.get()
         if 0 < MOST_SECONDS * self._rate < self._samples and not is_speech:

@@ -118,7 +118,7 @@ def computes_its_prompt(connector: Any) -> Any:
     find = connector.get_num_new_matched_tokens
 
     def find_unless_computed(request: Any, *computed: Any) -> tuple[int | None, bool]:
-        matched: tuple[int | None, bool] = find(request, *computed)
+        matched = find(request, *computed)
         return (0, False) if request.skip_reading_prefix_cache else matched
 
     connector.get_num_new_matched_tokens = find_unless_computed

@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING
 import psutil
 import zmq
 from vllm import envs
-from vllm.fixes.timeouts import timeout_of
 from vllm.logger import init_logger
 from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import MPClient
 
@@ -49,6 +48,16 @@ _watches: set[asyncio.Task[None]] = set()
 _parent: int | None = None
 """The process that started this server, if `multiprocessing` did so directly: not by
 way of a fork server, or of another process that forks and may end."""
+
+
+def timeout_of(parallel_config: "ParallelConfig") -> float:
+    """Seconds that a rank, or a front-end without ranks, waits for the others.
+
+    What the operator allows the collective calls on the CPU, or else what upstream
+    allows a step of the model.
+    """
+    seconds = parallel_config.cpu_distributed_timeout_seconds
+    return float(seconds or envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 def begin_watch(ctx: zmq.Context, vllm_config: "VllmConfig") -> None:
@@ -91,9 +100,9 @@ def _ended(watch: asyncio.Task[None]) -> None:
 async def _watch(llm: "AsyncLLM") -> None:
     missing, is_served = None, False
     loop = asyncio.get_running_loop()
-    client, connections = llm.engine_core, None
-    if client.ctx.sockopts:  # `begin_watch` has set some
-        connections = _Connections(client)
+    client = llm.engine_core
+    # `begin_watch` has set some options where all engines are elsewhere.
+    connections = _Connections(client) if client.ctx.sockopts else None
     manager = client.resources.engine_manager
     while not llm.errored:
         is_served = is_served or _is_served()
@@ -172,7 +181,6 @@ class _Connections:
         self._count = len(client.core_engines)
 
     def count(self) -> int:
-        """How many there are now."""
         while not (read := self._monitor.recv_multipart(zmq.NOBLOCK)).exception():
             event = parse_monitor_message(read.result())["event"]
             self._count += 1 if event == zmq.EVENT_ACCEPTED else -1

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 from vllm.fixes import grammars
-from vllm.fixes.client_checks import FailedGrammar
+from vllm.fixes.grammars import FailedGrammar
 from vllm.fixes.trial import compile_for_bytes
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor

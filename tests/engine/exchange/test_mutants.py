@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.permit import PrefillPermit
-from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 from vllm.v1.core.sched.balance.rank.watch import RankWatch
 from vllm.v1.engine.core import DPEngineCoreProc
 
@@ -24,8 +24,7 @@ OWNERS = {
     for each in (
         BalanceGate,
         PrefillPermit,
-        AfterStep,
-        BeforeStep,
+        Timing,
         RankWatch,
         DPEngineCoreProc,
         Cap,
@@ -74,7 +73,7 @@ a first step without requests is not watched (cap, sync, losses)
 a resized group sends its rows to the ranks that were (cap, sync, resizes)
     BalanceGate.exchange_for: group is not self._timing.group => self._timing.group is None
 a row on its way is kept for another group (cap, several hosts, resizes)
-    AfterStep.join: self.reset() => pass
+    Timing.join: self.reset() => pass
 early rows of the wrong step (cap, several hosts, waves)
     BalanceGate.send_for: core.step_counter + 1 => core.step_counter
 """  # noqa: E501

@@ -9,7 +9,7 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
-from vllm.v1.core.sched.balance.rank.timing import AfterStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 
 from ports import free_port
 from schedulers import end_step, engine_config, make_scheduler, prompt_request
@@ -53,7 +53,7 @@ def test_memory_is_flat_while_nobody_takes_the_reports():
     )
     rows = RowExchange(60.0)
     stats = BalanceStats(policy="adaptive")
-    gate = BalanceGate(scheduler, "adaptive", AfterStep(rows), stats)
+    gate = BalanceGate(scheduler, "adaptive", Timing(rows), stats)
     settled = 0.0
     for number in range(STEPS):
         end_step(gate, number, group)

@@ -27,11 +27,11 @@ import vllm.v1.core.sched.scheduler as scheduler
 from vllm.v1.core.sched.balance.rank.group import RowExchange
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
-from vllm.v1.core.sched.balance.rank.timing import AfterStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 
 
 def create_balance_gate(self, config):
-    timing = AfterStep(RowExchange(timeout=1.0))
+    timing = Timing(RowExchange(timeout=1.0))
     return BalanceGate(self, "cap", timing, BalanceStats(policy="cap"))
 
 

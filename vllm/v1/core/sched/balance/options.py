@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_balance.core.policies import ALONE, LatencyLimits
+from vllm_balance.core.policies import ALONE
 from vllm_balance.policy import KEY, key_of
 
 if TYPE_CHECKING:
@@ -35,27 +35,13 @@ BALANCE_OPTIONS = {
 _FLAG = "--data-parallel-balance"
 
 
-def latency_limits_of(parallel_config: "ParallelConfig") -> LatencyLimits:
-    """What `adaptive` is to keep."""
-    return LatencyLimits(
-        parallel_config.data_parallel_balance_ttft_ms / 1e3,
-        parallel_config.data_parallel_balance_tpot_ms / 1e3,
-    )
-
-
 def only_decodes(vllm_config: "VllmConfig") -> bool:
     """Whether all prompts come with their KV cache, as on a decode instance."""
     return getattr(vllm_config.kv_transfer_config, "kv_role", None) == "kv_consumer"
 
 
 def check_balance_config(parallel_config: "ParallelConfig") -> None:
-    """Refuses a deployment for which the policy would do nothing.
-
-    Raises:
-        ValueError: the policy needs ranks that wait for each other, and there are none;
-            or balance is on with upstream's front-end in Rust; or a dispatch is given
-            where no front-end chooses among ranks; or the operators' key is none.
-    """
+    """Refuses a deployment for which an option, or the operators' key, is in vain."""
     key_of(KEY)  # before a model is loaded
     policy = parallel_config.data_parallel_balance
     dispatch = parallel_config.data_parallel_dispatch
@@ -83,11 +69,7 @@ def check_balance_config(parallel_config: "ParallelConfig") -> None:
 def check_ranks(
     policy: str, parallel_config: "ParallelConfig", is_moe: bool | None
 ) -> None:
-    """Refuses a policy that needs ranks which wait for each other.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Refuses a policy that needs ranks which wait for each other, without any."""
     if policy == "off" or policy in ALONE:
         return
     if is_moe is False:
@@ -108,13 +90,7 @@ def check_ranks(
 def check_balance_scheduler(
     scheduler: "SchedulerInterface", vllm_config: "VllmConfig"
 ) -> None:
-    """Refuses a scheduler or an engine that would ignore the gate.
-
-    Raises:
-        ValueError: balance is on, but the scheduler has no gate, or replaces
-            `schedule()` instead of calling `super().schedule()`, or the engine
-            does not run the data parallel loop.
-    """
+    """Refuses a scheduler or an engine that would ignore the gate."""
     from vllm import envs  # not at the top, because of vllm.config
 
     policy = vllm_config.parallel_config.data_parallel_balance
@@ -184,10 +160,6 @@ def adopt_legacy_switches(vllm_config: "VllmConfig", ascend_config: Any) -> None
     on, so that the plugin's own checks of the combination hold for the flag too: all
     but the one that refuses instances that only prefill or only decode, which is about
     the plugin's copy of the scheduler.
-
-    Raises:
-        ValueError: the flag is given on a decode instance with the plugin's recompute
-            scheduler, whose ranks hang (vllm-ascend #8975).
     """
     parallel_config = vllm_config.parallel_config
     if not isinstance(parallel_config.data_parallel_balance, str):

@@ -87,7 +87,6 @@ class SharedBoard(Board):
     """The board as one of several API servers sees it."""
 
     def __init__(self, memory: Any, server: int) -> None:
-        """Takes the memory of `create_board` and the number of this server."""
         rows = np.frombuffer(memory, _ROW)
         self.server, self.servers = server, len(rows)
         self._counts, self._published = rows["counts"], rows["published"]

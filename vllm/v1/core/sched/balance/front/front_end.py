@@ -78,7 +78,6 @@ class PromptHasher:
     """
 
     def __init__(self, block_size: int) -> None:
-        """Takes the tokens of a block of the KV cache."""
         self.chunk_tokens = chunk_tokens(block_size)
         # With the tokens, so that no other list takes the number of one that is gone;
         # without the request, whose images take much more memory.
@@ -123,7 +122,6 @@ class BalanceDispatch:
     """
 
     def __init__(self, dispatch: Dispatch, hasher: PromptHasher | None = None) -> None:
-        """Takes the rule; without a hasher it looks at no prefixes."""
         self.dispatch = dispatch
         self.keys = hasher.keys if hasher is not None else lambda request: ()
 
@@ -132,11 +130,8 @@ class BalanceDispatch:
     ) -> None:
         """Chooses the rank of a request, unless somebody has.
 
-        Args:
-            request: gets its `data_parallel_rank`. Pooling requests that belong
-                together go to one rank.
-            published: what the coordinator says, one for each rank.
-            ranks: that take requests. The coordinator hears of a change later.
+        Pooling requests that belong together go to one rank. Of a change of `ranks`,
+        which take requests, the coordinator, who has `published`, hears later.
         """
         ranks = min(len(published), ranks)
         if ranks != self.dispatch.ranks:
@@ -175,12 +170,12 @@ class BalanceDispatch:
 
 def _beside_tokens(request: EngineCoreRequest) -> Any:
     """All that a prompt's hashes depend on, beside its tokens."""
-    places = [
-        (f.mm_position.offset, f.mm_position.length) for f in request.mm_features or ()
+    media = [
+        (f.identifier, f.mm_position.offset, f.mm_position.length)
+        for f in request.mm_features or ()
     ]
-    names = [each.identifier for each in request.mm_features or ()]
     adapter = request.lora_request and request.lora_request.lora_name
-    return names, places, adapter, request.cache_salt
+    return media, adapter, request.cache_salt
 
 
 def _prompt_tokens(request: EngineCoreRequest) -> int:

@@ -66,11 +66,7 @@ def _check_gate(client: "EngineClient") -> None:
 
 
 async def _wanted(request: Request) -> str:
-    """The policy that a request names.
-
-    Raises:
-        HTTPException: it names none.
-    """
+    """The policy that a request names; if it names none, it is refused."""
     try:
         name = (await request.json())["policy"]
     except (LookupError, TypeError, ValueError):

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.balance.rank.scheduler_writes import (
     register_utility,
 )
 from vllm.v1.core.sched.balance.rank.switch import PolicySwitch
-from vllm.v1.core.sched.balance.rank.timing import AfterStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 
 from vllm_balance.core.pending import NOBODY
 from vllm_balance.core.policies import OPEN, Decision, Policy, create_policy
@@ -41,22 +41,16 @@ class BalanceGate:
         self,
         scheduler: "Scheduler",
         name: str,
-        timing: AfterStep,
+        timing: Timing,
         stats: BalanceStats,
         new_policy: Callable[[str], Policy] = create_policy,
         short_first: Collection[str] = (),
         ttft: float = 0.0,
     ) -> None:
-        """The gate of one rank, which starts with the policy `name`.
+        """Starts with the policy `name`; with "off" nothing is held before a switch.
 
-        Args:
-            scheduler: its scheduler.
-            name: a policy, or "off": the gate holds nothing until it is switched.
-            timing: when rows travel to the other ranks, and by which exchange.
-            stats: collects what the gate does.
-            new_policy: makes the policy of a name.
-            short_first: with which policies short prompts go first.
-            ttft: limit of first tokens in seconds; 0 is none.
+        With the policies in `short_first`, short prompts pass long ones; `ttft` is the
+        limit of first tokens in seconds, 0 for none.
         """
         self.stats = stats
         self._scheduler = scheduler
@@ -181,7 +175,6 @@ class BalanceGate:
 
     @property
     def decision(self) -> Decision:
-        """The decision for this step."""
         return self._permit.decision
 
     @property
@@ -201,8 +194,7 @@ class BalanceGate:
             self._exchange.begin_step()
 
     def shutdown(self) -> None:
-        """The engine core ends, perhaps of an error that is being handled."""
-        self._exchange.close(sys.exc_info()[1])
+        self._exchange.close(sys.exc_info()[1])  # an error, if one is being handled
 
     def take_stats(self) -> dict[str, object]:
         """For `SchedulerStats`: what happened since the last call and is to be done."""

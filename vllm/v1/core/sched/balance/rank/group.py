@@ -112,22 +112,10 @@ class RowExchange:
     """
 
     def __init__(
-        self,
-        timeout: float,
-        identity: str = "",
-        rank: int = 0,
-        size: int = 1,
+        self, timeout: float, identity: str = "", rank: int = 0, size: int = 1
     ) -> None:
-        """An exchange without a group yet, which starts nothing.
-
-        Args:
-            timeout: seconds to wait for the other ranks.
-            identity: that of this rank, as `check_identity` compares them.
-            rank: what to show until there is a group.
-            size: the same.
-        """
-        self._timeout = timeout
-        self._identity = identity
+        """Waits `timeout` seconds at most; until there is a group, shows `rank`."""
+        self._timeout, self._identity = timeout, identity
         self._watch = RankWatch(timeout, rank, size)
 
     def start(self, in_wave: Callable[[], bool]) -> None:
@@ -145,9 +133,6 @@ class RowExchange:
 
         Rows have connections of their own where they may be on their way while the
         group does something else.
-
-        Raises:
-            RuntimeError: a rank would decide differently, or has not come.
         """
         self._group = group
         self._watch.join(group, tell_clients)
@@ -222,7 +207,6 @@ class SelfExchange(RowExchange):
     """That of a rank which waits for no other: it gets its own row back."""
 
     def __init__(self, limits: Callable[[], Limits]) -> None:
-        """Takes a function that returns the rank's limits."""
         super().__init__(timeout=math.inf)
         self._own_limits = limits
 

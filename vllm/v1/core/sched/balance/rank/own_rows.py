@@ -30,11 +30,7 @@ class OwnRows(RowMaker):
         short_first: Collection[str],
         ttft: float = 0.0,
     ) -> None:
-        """Reads nothing yet: a scheduler makes its gate before its KV cache.
-
-        With the policies in `short_first`, short prompts pass long ones; `ttft` is the
-        limit of first tokens in seconds, 0 for none.
-        """
+        """Reads nothing yet: a scheduler makes its gate before its KV cache."""
         super().__init__(ttft)
         self._scheduler, self._permit = scheduler, permit
         self._switch, self._short_first = switch, short_first

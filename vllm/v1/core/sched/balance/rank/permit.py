@@ -39,7 +39,6 @@ class PrefillPermit:
         self._begin(OPEN, max_tokens=0)
 
     def apply(self, decision: Decision) -> None:
-        """Begins a step."""
         self._begin(decision, self._scheduler.max_num_scheduled_tokens)
 
     def _begin(self, decision: Decision, max_tokens: int) -> None:
@@ -81,10 +80,8 @@ class PrefillPermit:
     def skip(self, queue: RequestQueue, skipped: Iterable[Request]) -> bool:
         """Takes a held request from the head of its queue for the rest of the step.
 
-        Args:
-            queue: the queue.
-            skipped: upstream's queue for those that it passes over itself; from 0.31
-                on a list for those of the other queue alone.
+        `skipped` is upstream's queue for those that it passes over itself; from 0.31 on
+        a list for those of the other queue alone.
 
         Returns:
             False if the request stays where it is, because the pass ends.
@@ -170,12 +167,7 @@ class PrefillPermit:
         """As `clip`, for a prompt in progress, which is never idle in a dummy step.
 
         It then computes `least_tokens`, or all if it must not be cut, and counts as
-        held.
-
-        Args:
-            request: the prompt.
-            num_new_tokens: what the scheduler would schedule, at least 1.
-            others_run: whether another request of the rank is scheduled already.
+        held. `others_run`: another request of the rank is scheduled already.
         """
         computed = request.num_computed_tokens
         allowed = self.clip(request, num_new_tokens, computed)
@@ -210,7 +202,7 @@ class PrefillPermit:
         scheduler = self._scheduler
         if scheduler.connector is None and not request.num_computed_tokens:
             return False
-        little: bool = request.num_tokens - computed <= scheduler.block_size
+        little = request.num_tokens - computed <= scheduler.block_size
         return computed > 0 and little and not request.lora_request
 
     def _is_uncut(self, request: Request) -> bool:
@@ -220,8 +212,7 @@ class PrefillPermit:
         part is computed as with balance off.
         """
         scheduler = self._scheduler
-        uncut: bool = scheduler.need_mamba_block_aligned_split or (
+        return scheduler.need_mamba_block_aligned_split or (
             request.has_encoder_inputs
             and scheduler.scheduler_config.disable_chunked_mm_input
         )
-        return uncut

@@ -17,13 +17,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_balance.core.pending import (
-    NOBODY,
-    Pending,
-    PendingWork,
-    Prompt,
-    Refusal,
-)
+from vllm_balance.core.pending import NOBODY, Pending, PendingWork, Prompt, Refusal
 from vllm_balance.core.policies.rows import Limits
 
 if TYPE_CHECKING:
@@ -63,10 +57,8 @@ class SchedulerReads:
     def pending(self, refusal: Refusal, known: Mapping[str, int]) -> Pending:
         """Prompts that the next step could compute.
 
-        Args:
-            refusal: the request that the last pass could not allocate.
-            known: tokens that a connector, or the KV cache, has of those that it looked
-                up and that were held.
+        The last pass could not allocate `refusal`. Of requests that were looked up and
+        held, a connector, or the KV cache, has so many tokens as `known`.
         """
         scheduler = self._scheduler
         if scheduler.pause_state == PauseState.PAUSED_ALL:
@@ -154,8 +146,7 @@ def in_order(scheduler: "Scheduler") -> Iterable[Request]:
 
 def free_blocks(scheduler: "Scheduler") -> int:
     """Blocks of the KV cache that no request uses."""
-    free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    return free
+    return scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
 def num_waiting(scheduler: "Scheduler") -> int:
@@ -200,9 +191,6 @@ def first_of(owner: object, *names: str) -> Any:
 
     The rebase tools read the names at each call: a release with none of them is
     refused.
-
-    Raises:
-        AttributeError: it has none of them.
     """
     for name in names:
         if hasattr(owner, name):
@@ -220,8 +208,7 @@ def max_admitted(scheduler: "Scheduler") -> int:
     runner. An input stream that waits for more has a slot from 0.25 on, which is not
     looked at.
     """
-    limit: int = first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
-    return limit
+    return first_of(scheduler, "max_num_active_reqs", "max_num_running_reqs")
 
 
 def limits_of(scheduler: "Scheduler") -> Limits:

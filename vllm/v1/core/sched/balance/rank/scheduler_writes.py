@@ -54,12 +54,8 @@ def put_in_order(
     """Lets short prompts pass long ones in the queue of those that wait for a slot.
 
     Those that were preempted stay in their places, and those that wait for something
-    else, or hold KV blocks, in their queue.
-
-    Args:
-        scheduler: one that serves first come first served.
-        order: of its rank.
-        pending: tokens to compute of those that were pending after the last step.
+    else, or hold KV blocks, in their queue. `pending` are tokens to compute of those
+    that were pending after the last step.
     """
     waiting = scheduler.waiting
     first = [

@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.fixes.orphans import end_with_parent
-from vllm.fixes.timeouts import timeout_of
+from vllm.fixes.server_end import timeout_of
 from vllm.logger import init_logger
-from vllm.v1.core.sched.balance.options import (
-    check_balance_scheduler,
-    latency_limits_of,
-    only_decodes,
-)
+from vllm.v1.core.sched.balance.options import check_balance_scheduler, only_decodes
 from vllm.v1.core.sched.balance.rank.gate import BalanceGate
 from vllm.v1.core.sched.balance.rank.group import (
     RowExchange,
@@ -24,9 +20,9 @@ from vllm.v1.core.sched.balance.rank.group import (
 )
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.reads import limits_of
-from vllm.v1.core.sched.balance.rank.timing import AfterStep, BeforeStep
+from vllm.v1.core.sched.balance.rank.timing import Timing
 
-from vllm_balance.core.policies import SHORT_FIRST, create_policy
+from vllm_balance.core.policies import SHORT_FIRST, LatencyLimits, create_policy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,7 +44,7 @@ def create_balance_gate(
     name = parallel_config.data_parallel_balance
     if name == "off":
         return None
-    size = parallel_config.data_parallel_size
+    rank, size = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     logger.info(
         "Data parallel balance scheduling is on: policy %s, %s.",
         name,
@@ -57,21 +53,21 @@ def create_balance_gate(
     exchange: RowExchange = SelfExchange(partial(limits_of, scheduler))
     if size > 1:  # upstream says 1 to each rank of a dense model
         exchange = RowExchange(
-            timeout_of(parallel_config),
-            identity_of(vllm_config),
-            parallel_config.data_parallel_rank,
-            size,
+            timeout_of(parallel_config), identity_of(vllm_config), rank, size
         )
     if only_decodes(vllm_config):
         name = "off"
-    limits = latency_limits_of(parallel_config)
+    limits = LatencyLimits(
+        parallel_config.data_parallel_balance_ttft_ms / 1e3,
+        parallel_config.data_parallel_balance_tpot_ms / 1e3,
+    )
     in_flight = vllm_config.max_concurrent_batches
     is_fcfs = vllm_config.scheduler_config.policy == "fcfs"
     return BalanceGate(
         scheduler,
         name,
-        BeforeStep(exchange) if sends_early(vllm_config) else AfterStep(exchange),
-        BalanceStats(name, parallel_config.data_parallel_rank),
+        Timing(exchange, sends_early(vllm_config)),
+        BalanceStats(name, rank),
         partial(create_policy, in_flight=in_flight, limits=limits),
         short_first=SHORT_FIRST if is_fcfs else (),
         ttft=limits.ttft,
@@ -81,9 +77,7 @@ def create_balance_gate(
 def start_balance_gate(core: "EngineCore") -> None:
     """Starts what runs beside the engine core's loop, once it has its scheduler.
 
-    Raises:
-        ValueError: balance is on, and scheduler or engine would ignore the gate.
-        RuntimeError: another rank of the group would decide differently.
+    Refuses what would ignore the gate, and ranks that would decide differently.
     """
     check_balance_scheduler(core.scheduler, core.vllm_config)
     group = getattr(core, "dp_group", None)

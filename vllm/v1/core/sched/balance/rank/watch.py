@@ -52,10 +52,9 @@ _FRAMES = 8
 
 
 class RankStatus(NamedTuple):
-    """What a rank does."""
+    """What a rank is doing: `exchange`, `model` for all between two, or `idle`."""
 
     doing: str
-    """`model` for all between two exchanges, `exchange`, or `idle`."""
     wave: int
     step: int
     """The last step that has ended."""
@@ -63,11 +62,9 @@ class RankStatus(NamedTuple):
     """When it began to do this, in seconds of `time.monotonic`."""
 
     def lasts(self) -> float:
-        """Seconds for which the rank has done it."""
         return time.monotonic() - self.since
 
     def text(self, rank: int, size: int) -> str:
-        """The content of the status file."""
         stack = _main_stack() if self.lasts() > LONG_S else ""
         status = {"rank": rank, "size": size, **self._asdict()}
         return json.dumps({**status, "seen": time.monotonic(), "stack": stack})
@@ -151,12 +148,9 @@ class RankWatch:
     """
 
     def __init__(self, timeout: float, rank: int = 0, size: int = 1) -> None:
-        """Starts nothing.
+        """If a rank does not answer, a step may take `timeout` seconds.
 
-        Args:
-            timeout: seconds that a step may take if a rank does not answer.
-            rank: data parallel rank, until there is a group.
-            size: number of the ranks.
+        Until there is a group, this is `rank` of `size`.
         """
         self._timeout = timeout
         self._period = min(_LONGEST_PERIOD_S, timeout / _PERIODS_PER_TIMEOUT)
@@ -196,11 +190,7 @@ class RankWatch:
         return self._beats is not None and self.status.doing == "model"
 
     def blame(self) -> str:
-        """Finds out, in four seconds at most, who keeps this rank waiting.
-
-        Returns:
-            A clause that says so.
-        """
+        """A clause that names, in four seconds at most, who keeps this rank waiting."""
         beats = self._beats
         assert beats is not None
         end = time.monotonic() + 2 * PATIENCE * self._period
@@ -222,7 +212,6 @@ class RankWatch:
         beats.end()
 
     def _watch(self) -> None:
-        """Runs in the thread."""
         file = _open_file()
         while True:
             with contextlib.suppress(OSError):  # only the doctor misses it
