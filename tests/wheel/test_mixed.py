@@ -110,7 +110,7 @@ def test_stock_vllm_under_ours(bare, reference_wheel, stock):
     )
 
 
-def test_a_mend_of_a_patched_file_is_the_operators_business(bare, reference_wheel):
+def test_a_fix_of_a_patched_file_is_the_operators_business(bare, reference_wheel):
     bare.install(reference_wheel)
     with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
         file.write("# a fix\n")

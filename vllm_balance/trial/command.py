@@ -24,7 +24,7 @@ from ..simulator.arguments import real
 from ..simulator.policies import BALANCE, server_options
 from . import report
 from .load import Load, Parser
-from .serving import Ours, Running, Started
+from .serving import Deployments, OwnServer, ServerPlan
 from .switchback import Show, Switchback, Times, names_of, served_name
 
 VERB = "trial"
@@ -112,17 +112,17 @@ def trial(given: Given) -> None:
     served = list(dict.fromkeys(map(served_name, policies)))
     folder: Path = args.result_dir
     _refuse_taken(folder)
-    ours = None if deployments else planned(given.serve, served)
+    plan = None if deployments else planned(given.serve, served)
     load = Load(given.load, folder / "load.log")
-    urls = deployments or dict.fromkeys(served, ours.url if ours else "")
-    endpoints = _endpoints(urls, load, ours)
+    urls = deployments or dict.fromkeys(served, plan.url if plan else "")
+    endpoints = _endpoints(urls, load, plan)
     endpoint = endpoints[served[0]]
-    site: Started | Running = (
-        Running(endpoints)
-        if ours is None
-        else Started(ours, endpoint, folder, args.ready_timeout, args.restart)
+    site: OwnServer | Deployments = (
+        Deployments(endpoints)
+        if plan is None
+        else OwnServer(plan, endpoint, folder, args.ready_timeout, args.restart)
     )
-    if ours is None:
+    if plan is None:
         load.find_tokenizer(endpoint)
     (folder / "report").mkdir(parents=True, exist_ok=True)
     least = args.minutes / 3 if args.least_minutes is None else args.least_minutes
@@ -135,10 +135,10 @@ def trial(given: Given) -> None:
         except (KeyboardInterrupt, asyncio.CancelledError):
             is_interrupted = True
     if found.judged.blocks > 1:
-        about = {"command": shown(given, policies), "device": ours and _device()}
+        about = {"command": shown(given, policies), "device": plan and _device()}
         about["dispatch"] = _dispatch(args.restart, deployments)
         if args.show_model:
-            about["model"] = shown_model(ours.model if ours else endpoint.model()[0])
+            about["model"] = shown_model(plan.model if plan else endpoint.model()[0])
         report.write(folder, found, about)
     if is_interrupted:
         text = "interrupted: the report, if any, is of the blocks that had ended"
@@ -182,16 +182,16 @@ BAR = "{percentage:3.0f}%|{bar:20}| {elapsed} {desc}"
 
 
 def _endpoints(
-    urls: Mapping[str, str], load: Load, ours: Ours | None
+    urls: Mapping[str, str], load: Load, plan: ServerPlan | None
 ) -> dict[str, Endpoint]:
     """By policy the server to which its load goes; one for each address."""
-    if ours is not None and ours.url.startswith("https:"):
+    if plan is not None and plan.url.startswith("https:"):
         # Whose server it is we know; the name in its certificate is not of loopback.
         load.args.insecure = True
     how = load.args.header or (), load.args.insecure
     made = {url: Endpoint(url, *how) for url in urls.values()}
     for url in made:
-        if ours is not None or urlsplit(url).hostname in LOOPBACK:
+        if plan is not None or urlsplit(url).hostname in LOOPBACK:
             go_past_proxies(url)
     return {policy: made[url] for policy, url in urls.items()}
 
@@ -239,7 +239,7 @@ def _deployments(given: Given) -> dict[str, str]:
     return found
 
 
-def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
+def planned(serve: Sequence[str], policies: Sequence[str]) -> ServerPlan:
     """The server that a command would start.
 
     The doctor parses it: what is wrong is said before anything starts.
@@ -288,7 +288,7 @@ def planned(serve: Sequence[str], policies: Sequence[str]) -> Ours:
     host = host if host not in ("", "0.0.0.0") else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if found.is_https else "http"
-    return Ours([*serve, *more], f"{scheme}://{host}:{port}", found.model)
+    return ServerPlan([*serve, *more], f"{scheme}://{host}:{port}", found.model)
 
 
 def shown_model(name: str) -> str:

@@ -25,7 +25,7 @@ ENDING_S = 1.0
 """So long a process may still be there whose connections are closed."""
 
 
-class Ours(NamedTuple):
+class ServerPlan(NamedTuple):
     """A server that the trial starts."""
 
     command: Sequence[str]
@@ -33,12 +33,12 @@ class Ours(NamedTuple):
     model: str
 
 
-class Started(contextlib.ExitStack):
+class OwnServer(contextlib.ExitStack):
     """A server that the trial starts: one that is switched, or each policy its own."""
 
     def __init__(
         self,
-        ours: Ours,
+        plan: ServerPlan,
         endpoint: Endpoint,
         folder: Path,
         timeout: float,
@@ -47,7 +47,7 @@ class Started(contextlib.ExitStack):
         """Starts nothing yet.
 
         Args:
-            ours: what to start.
+            plan: what to start.
             endpoint: its address.
             folder: gets its logs.
             timeout: seconds that it may take to get ready.
@@ -57,9 +57,9 @@ class Started(contextlib.ExitStack):
             UsageError: somebody listens where it is to listen.
         """
         super().__init__()
-        refuse_port_in_use(ours.url)
+        refuse_port_in_use(plan.url)
         self.is_switched = not restarts
-        self._ours, self._endpoint = ours, endpoint
+        self._plan, self._endpoint = plan, endpoint
         self._folder, self._timeout = folder, timeout
         self._number = 0
 
@@ -71,8 +71,8 @@ class Started(contextlib.ExitStack):
         if self.is_switched:
             policy = "adaptive"
             os.environ[KEY] = secrets.token_hex()
-        refuse_port_in_use(self._ours.url)
-        command = [*self._ours.command, *server_options(policy)]
+        refuse_port_in_use(self._plan.url)
+        command = [*self._plan.command, *server_options(policy)]
         # By default after 5 s without a request, maybe while one is on its way.
         variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60", **os.environ}
         with Server(command, log, variables) as server:
@@ -87,7 +87,7 @@ class Started(contextlib.ExitStack):
                 raise
 
 
-class Running(contextlib.ExitStack):
+class Deployments(contextlib.ExitStack):
     """Servers that run already: one for each policy, or one that is switched."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:

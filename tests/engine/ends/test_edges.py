@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -174,30 +174,10 @@ if __name__ == "__main__":
 
 def test_a_server_may_be_started_by_a_fork_server_or_by_a_daemon(dense_model, tmp_path):
     """Neither is the child of the process that `multiprocessing` says it is of."""
-    (tmp_path / "wrapper.py").write_text(_WRAPPER)
     ports = [str(free_port()) for _ in range(2)]
-    options = ("--host", "127.0.0.1", "--max-model-len", "64", "--enforce-eager")
-    with (tmp_path / "log").open("wb") as log:
-        wrapper = subprocess.Popen(
-            [sys.executable, "wrapper.py", *ports, str(dense_model), *options],
-            cwd=tmp_path,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        waiting, deadline = set(ports), time.monotonic() + START_S
-        while waiting and time.monotonic() < deadline:
-            for port in [*waiting]:
-                with suppress(requests.RequestException):
-                    if direct("GET", f"http://127.0.0.1:{port}/health", timeout=5).ok:
-                        waiting.remove(port)
-            said = (tmp_path / "log").read_text()
-            assert "Ending the server" not in said, said
-            time.sleep(0.5)
-        assert not waiting, (tmp_path / "log").read_text()
-    finally:
-        _end_group(wrapper)
+    with _running(_WRAPPER, tmp_path, *ports, str(dense_model)) as (wrapper, log):
+        _wait_for(wrapper, ports, log)
+        assert "Ending the server" not in log.read_text()
 
 
 _PROGRAM = """
@@ -223,25 +203,10 @@ if __name__ == "__main__":
 def test_a_program_with_a_server_in_its_own_loop_goes_on_when_that_ends(
     end, dense_model, tmp_path
 ):
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    port, log = free_port(), tmp_path / "log"
-    options = ("--host", "127.0.0.1", "--max-model-len", "64", "--enforce-eager")
-    command = ["program.py", "--model", str(dense_model), "--port", str(port)]
-    with log.open("wb") as written:
-        program = subprocess.Popen(
-            [sys.executable, *command, *options],
-            cwd=tmp_path,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and program.poll() is None:
-            with suppress(requests.RequestException):
-                if direct("GET", f"http://127.0.0.1:{port}/health", timeout=5).ok:
-                    break
-            time.sleep(0.5)
+    port = str(free_port())
+    arguments = ("--model", str(dense_model), "--port", port)
+    with _running(_PROGRAM, tmp_path, *arguments) as (program, log):
+        _wait_for(program, [port], log)
         if end == "the program":
             program.terminate()
         else:
@@ -249,8 +214,38 @@ def test_a_program_with_a_server_in_its_own_loop_goes_on_when_that_ends(
                 child.kill()
         assert program.wait(START_S) == 0, log.read_text()
         assert "all put away" in log.read_text()
+
+
+@contextmanager
+def _running(program, folder, *arguments):
+    """A program that serves, and its log; in the end nothing of it is left."""
+    (folder / "program.py").write_text(program)
+    options = ("--host", "127.0.0.1", "--max-model-len", "64", "--enforce-eager")
+    log = folder / "log"
+    with log.open("wb") as written:
+        started = subprocess.Popen(
+            [sys.executable, "program.py", *arguments, *options],
+            cwd=folder,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield started, log
     finally:
-        _end_group(program)
+        _end_group(started)
+
+
+def _wait_for(program, ports, log):
+    """Until all ports answer."""
+    waiting, deadline = set(ports), time.monotonic() + START_S
+    while waiting and time.monotonic() < deadline and program.poll() is None:
+        for port in [*waiting]:
+            with suppress(requests.RequestException):
+                if direct("GET", f"http://127.0.0.1:{port}/health", timeout=5).ok:
+                    waiting.remove(port)
+        time.sleep(0.5)
+    assert not waiting, log.read_text()
 
 
 def _end_group(first):

@@ -140,26 +140,6 @@ def test_a_server_that_stops_leaves_nothing(
     print(f"{stop.__name__}, {method}: {stopped_in(server, stop):.1f} s")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("-dp", "2", "--data-parallel-balance", "off"),
-        pytest.param(("--data-parallel-balance", "adaptive"), marks=pytest.mark.slow),
-    ],
-    ids=["ranks of a dense model", "one rank"],
-)
-def test_ranks_without_a_group_end_with_a_killed_front_end(
-    options, dense_model, tmp_path
-):
-    server = Server(tmp_path, dense_model, *options)
-    with server:
-        processes = server.processes()
-        assert len(processes) >= 2
-        kill_front_end(server)
-        _, left = psutil.wait_procs(processes, timeout=HANG_S)
-        assert not [each for each in left if is_alive(each.pid)]
-
-
 @pytest.mark.parametrize("of_this_server", [True, False])
 def test_a_server_looks_for_strangers_on_its_port(of_this_server):
     """Not for its own ranks: it asked for the command of one that had just ended.

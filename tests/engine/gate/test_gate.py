@@ -1,9 +1,8 @@
-"""The gate in the real scheduler: what is held, what is not, and what is refused."""
+"""The gate in the real scheduler: what is held, and what is not."""
 
 import inspect
 import itertools
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.options import check_balance_scheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.request import RequestStatus
 
 from balance_tools.verify.upstream_tests import SWITCH_ON_TEXT
 from schedulers import (
@@ -32,7 +28,6 @@ from schedulers import (
     make_scheduler,
     measure,
     pristine_module,
-    row_of,
     step,
     steps_of,
 )
@@ -40,16 +35,6 @@ from vllm_balance.core.policies import OPEN, Decision
 from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
-
-
-@pytest.fixture
-def config(moe_model):
-    return engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
-
-
-@pytest.fixture
-def scheduler(config):
-    return make_scheduler(config)
 
 
 def close(scheduler):
@@ -85,65 +70,6 @@ def test_a_hold_stops_admission_but_not_what_runs(config, scheduler_class):
     assert [r.request_id for r in scheduler.waiting] == ["late"]
     scheduler.balance_gate.apply(OPEN)
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
-
-
-def test_a_row_says_how_many_of_those_that_decoded_have_ended(config):
-    """Not who was preempted; who leaves has, unless it had never begun."""
-    scheduler = make_scheduler(config, num_blocks=10)
-    for name, output in (("a", 5), ("b", 60), ("c", 60), ("d", 60)):
-        scheduler.add_request(make_request(name, 30, output))
-    ended, preempted = [], 0
-    while "a" in scheduler.requests or not preempted:
-        preempted += len(step(scheduler).preempted_req_ids or ())
-        ended.append(row_of(scheduler).ended)
-    assert ended.count(1) == sum(ended) == 1
-    waiting = next(iter(scheduler.waiting)).request_id
-    decoding = scheduler.running[0].request_id
-    for name in (waiting, decoding):
-        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-    assert row_of(scheduler).ended == 1
-
-
-def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
-    gate = scheduler.balance_gate
-    scheduler.add_request(make_request("in progress", 200, 5))
-    step(scheduler)
-    gate.apply(HOLD._replace(prefill_budget=0))
-    scheduler.add_request(make_request("waits", 10, 5))
-    step(scheduler)
-    assert gate.take_stats()["held_requests"] == 2
-    assert row_of(scheduler, now=100.0).pending == 2
-    assert row_of(scheduler, now=101.0).pending_age_us == 1_000_000
-    scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    end_step(gate, 32, active=False)
-    scheduler.set_pause_state(PauseState.UNPAUSED)
-    assert row_of(scheduler, now=700.0).pending_age_us == 0
-
-
-def test_a_row_tells_the_age_of_the_oldest_that_can_keep_the_limit(moe_model):
-    limits = {"data_parallel_balance_ttft_ms": 2000}
-    config = engine_config(
-        moe_model, data_parallel_size=2, data_parallel_balance="adaptive", **limits
-    )
-    scheduler = make_scheduler(config)
-    for name, age in (("late", 9.0), ("in time", 1.0), ("new", 0.0)):
-        request = make_request(name, 10, 5)
-        request.arrival_time = time.time() - age
-        scheduler.add_request(request)
-    assert 1.0 <= row_of(scheduler).in_time_age_us / 1e6 < 1.5
-    step(scheduler)
-    assert row_of(scheduler).in_time_age_us == 0, "nothing is pending"
-
-
-def test_what_was_held_is_told_in_seconds(scheduler):
-    gate = give_gate(scheduler, "cap", OtherRank())
-    scheduler.add_request(make_request("held", 10, 5))
-    for number in range(1, 4):
-        gate.apply(HOLD if number < 3 else OPEN)
-        step(scheduler)
-        end_step(gate, number)
-    assert len(gate.take_stats()["held_seconds"]) == 1
-    assert gate.take_stats()["held_seconds"] == []
 
 
 def test_the_end_of_a_wave_clears_the_state(scheduler):
@@ -219,68 +145,6 @@ def test_a_scheduler_starts_no_thread_and_its_step_begins_with_what_runs(config)
     assert told == ["model"]
     end_step(gate, 32, active=False)
     assert told == ["model", (0, 32)]
-
-
-def test_requests_that_wait_for_something_else_do_not_hide_the_others(config):
-    """Else nothing would be pending, and what could run would be held."""
-    scheduler = make_scheduler(config)
-    for number in range(6):
-        scheduler.add_request(make_request(f"grammar-{number}", 10, 5))
-    for request in scheduler.waiting:
-        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-    scheduler.add_request(make_request("ready", 20, 5))
-    row = row_of(scheduler)
-    assert (row.waiting, row.pending, row.pending_tokens) == (7, 1, 20)
-
-
-class Copying(Scheduler):
-    def schedule(self):
-        return "a copy that never asks the gate"
-
-
-class Extending(AsyncScheduler):
-    def schedule(self):
-        return super().schedule()
-
-
-def test_a_scheduler_that_does_not_reach_the_gate_is_refused(config):
-    with pytest.raises(ValueError, match="Copying has a schedule"):
-        check_balance_scheduler(make_scheduler(config, Copying), config)
-    with pytest.raises(ValueError, match="SimpleNamespace has a schedule"):
-        check_balance_scheduler(SimpleNamespace(), config)
-    check_balance_scheduler(make_scheduler(config, Extending), config)
-
-
-def test_the_front_end_in_rust_is_refused(moe_model, monkeypatch):
-    balanced = {"data_parallel_size": 2, "data_parallel_balance": "cap"}
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
-    engine_config(moe_model, **balanced)
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
-    engine_config(moe_model, **balanced | {"data_parallel_balance": "off"})
-    with pytest.raises(ValueError, match="not work with VLLM_USE_RUST_FRONTEND"):
-        engine_config(moe_model, **balanced)
-
-
-def test_an_engine_that_became_dense_or_single_is_refused(
-    config, dense_model, scheduler
-):
-    """Upstream resets the size to 1 in the ranks of a dense model."""
-    config.parallel_config.data_parallel_size = 1
-    with pytest.raises(ValueError, match="at least two data parallel ranks"):
-        check_balance_scheduler(scheduler, config)
-    dense = engine_config(dense_model, data_parallel_size=2)
-    dense.parallel_config.data_parallel_balance = "cap"
-    with pytest.raises(ValueError, match="without MoE layers"):
-        check_balance_scheduler(scheduler, dense)
-
-
-def test_an_engine_in_the_process_of_its_caller_is_refused(
-    config, scheduler, monkeypatch
-):
-    """There the scheduler is stepped without the data parallel loop."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    with pytest.raises(ValueError, match="runs in its caller's process"):
-        check_balance_scheduler(scheduler, config)
 
 
 def test_the_report_of_a_step_tells_what_is_left_to_do(config):

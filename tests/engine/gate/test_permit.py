@@ -35,11 +35,6 @@ def config_of(model, policy="cap", **arguments):
     )
 
 
-@pytest.fixture
-def config(moe_model):
-    return config_of(moe_model)
-
-
 def allow(scheduler, tokens):
     """What a policy decides that grants that number of prompt tokens; 0 is a hold."""
     decision = Decision(admit=tokens > 0, prefill_budget=tokens, reason="test")

@@ -50,7 +50,7 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
 
 
 def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model, tmp_path):
-    """What else cannot work is refused in `test_gate.py`."""
+    """What else cannot work is refused in `test_options.py`."""
     (tmp_path / "copying_scheduler.py").write_text(
         "from vllm.v1.core.sched.scheduler import Scheduler\n"
         "class CopyingScheduler(Scheduler):\n"

@@ -209,7 +209,7 @@ def certificate(tmp_path) -> list[str]:
     return ["--ssl-keyfile", key, "--ssl-certfile", cert]
 
 
-def planned(monkeypatch, model: Path, *serve: str) -> command.Ours:
+def planned(monkeypatch, model: Path, *serve: str) -> command.ServerPlan:
     """What a trial would start; the doctor's own process is this one."""
     found = look(["serve", str(model), *SERVE, *serve])
     monkeypatch.setattr(serve_module, "plan_of", lambda *_: (Plan(**found), []))
@@ -229,10 +229,10 @@ def test_the_load_goes_to_where_the_command_listens(
     (config := tmp_path / "a.yaml").write_text("port: 7\nhost: 127.0.0.2\n")
     assert url("--config", str(config)) == "http://127.0.0.2:7"
     config.write_text(f"uds: {tmp_path}/socket\nport: 0\n")
-    ours = planned(monkeypatch, moe_model, "--config", str(config))
-    found = look(["serve", str(moe_model), *SERVE, *ours.command[3:]])
+    plan = planned(monkeypatch, moe_model, "--config", str(config))
+    found = look(["serve", str(moe_model), *SERVE, *plan.command[3:]])
     assert (found["uds"], found["host"]) == ("", "127.0.0.1")
-    assert ours.url == f"http://127.0.0.1:{found['port']}"
+    assert plan.url == f"http://127.0.0.1:{found['port']}"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_model_of_another_machine_asks_for_a_tokenizer(
     deployment = "--deployment=http://127.0.0.1:9"
     words = ["--dataset-name", "random", "--request-rate", "1"]
     words += ["--result-dir", str(tmp_path / "out")]
-    monkeypatch.setattr(command, "Running", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(command, "Deployments", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Endpoint, "model", lambda _: ("served", "/models/elsewhere"))
     with pytest.raises(
         UsageError, match=r"--tokenizer: none of /models/elsewhere, .*is"

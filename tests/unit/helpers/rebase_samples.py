@@ -33,7 +33,7 @@ affected = "<3.0"
 what = "a short list"
 workaround = "refuse short lists"
 """.encode()
-"""Two, of which release 2.0 mends one."""
+"""Two, of which release 2.0 fixes one."""
 
 ENGINE = b'''\
 """Sample engine."""

@@ -189,7 +189,7 @@ def test_an_empty_patch_of_the_line_leaves_it_out(root, tmp_path):
     assert not (root / "patches/vllm/exchange.patch").exists()
 
 
-def test_a_patch_that_a_release_mends_is_left_out_there(root, tmp_path):
+def test_a_patch_that_a_release_has_is_left_out_there(root, tmp_path):
     """Upstream has made another hook of it, which would not be found as ours."""
     field = f"Advisory: {CLOSED}\nFixed-In: 2.0\nRelies-On"
     edit(root / "patches/vllm/exchange.patch", "Relies-On", field)

@@ -20,7 +20,7 @@ from vllm_balance.server_api import Endpoint, OtherPolicyError, go_past_proxies
 from vllm_balance.simulator.cost_from import cost_of
 from vllm_balance.trial import server as server_module
 from vllm_balance.trial.server import Server, refuse_port_in_use
-from vllm_balance.trial.serving import Ours, Started
+from vllm_balance.trial.serving import OwnServer, ServerPlan
 from vllm_server import free_port, is_alive
 
 # Its child is a process of another session, as what a careless launcher starts.
@@ -129,14 +129,14 @@ def test_one_whose_connections_close_before_it_ends_is_named(
     if idle is not None:
         monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", idle)
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
-    ours = Ours([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
+    plan = ServerPlan([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
     log = tmp_path / "server-1.log"
 
     def ask():
         with started.serve("adaptive") as ready:
             ready.ask()
 
-    with Started(ours, endpoint, tmp_path, 60, restarts=True) as started:
+    with OwnServer(plan, endpoint, tmp_path, 60, restarts=True) as started:
         said = re.escape(f"{log}: the server ended with 3 during the trial")
         with pytest.raises(UsageError, match=said):
             ask()

@@ -1,6 +1,6 @@
 """The table advisories.toml: what is published of vLLM, and what holds for a release.
 
-Which advisories a patch mends stands in the patch: fields `Advisory`, and `Fixed-In`,
+Which advisories a patch fixes stands in the patch: fields `Advisory`, and `Fixed-In`,
 the release of its package from which on the patch is left out. So the table need not
 change when a patch comes or goes.
 """
@@ -48,7 +48,7 @@ class Advisory:
     """One line: what an attacker sends, and what it does."""
     cve: str = ""
     test: str = ""
-    """The test that fails without the patch that mends it here."""
+    """The test that fails without the patch that fixes it here."""
     not_affected: str = ""
     """Why a release in `affected` does not have it as we ship it."""
     lacks: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Table:
     advisories: tuple[Advisory, ...]
 
     def judge(self, release: Version, patched: Collection[str]) -> list[Judged]:
-        """What holds in a release of vLLM whose patches mend `patched`."""
+        """What holds in a release of vLLM whose patches fix `patched`."""
         return [Judged(one, _status(one, release, patched)) for one in self.advisories]
 
 

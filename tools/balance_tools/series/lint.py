@@ -30,7 +30,7 @@ LIMITS: dict[str, Limits] = {
     "vllm_ascend": {REMOVED: 0},
 }
 SECURITY = "security-"
-"""How the names of patches begin that mend advisories: a series of their own, in which
+"""How the names of patches begin that fix advisories: a series of their own, in which
 the lines that they add are not limited."""
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "Removal-Plan")
 

@@ -35,7 +35,7 @@ class Header:
 
     @property
     def advisories(self) -> tuple[str, ...]:
-        """The published vulnerabilities that it mends, one an `Advisory:` line."""
+        """The published vulnerabilities that it fixes, one an `Advisory:` line."""
         return tuple(map(str, self.fields.get_all("Advisory", [])))
 
     @property
