@@ -9,9 +9,8 @@ from vllm_balance.core.policies.cost import StepCost, best_prefill_budget
 COST = StepCost(decode=0.04, fixed=0.04, own=1.0, shared=0.5, padding=0.3)
 MAX_TOKENS = 1000
 
-work = st.lists(
-    st.tuples(st.integers(1, 2000), st.floats(0, 3)), min_size=1, max_size=8
-)
+rank = st.tuples(st.integers(1, 2000), st.floats(0, 3))
+work = st.lists(rank, min_size=1, max_size=8).map(sorted)
 
 
 def gain(level, work, ranks, cost=COST):

@@ -220,17 +220,17 @@ def step(
         if nobody and decision.admit:
             decision = _IDLE
     budget = decision.prefill_budget
-    released = math.inf if budget is None else budget
-    waiting = [
-        waited * (1 - released / tokens) if released < tokens else 0.0
-        for waited, tokens in zip(waits.waiting, work, strict=True)
-    ]
-    waits = WaitAccount(waits.number, waits.squares, waiting)
+    if budget != 0:
+        released = math.inf if budget is None else budget
+        waiting = [
+            waited * (1 - released / tokens) if released < tokens else 0.0
+            for waited, tokens in zip(waits.waiting, work, strict=True)
+        ]
+        waits = waits._replace(waiting=waiting)
     state = AdaptiveState(known, waits, unknown, nobody, cheap)
     if budget is None and sum(snapshot.decoding) <= sum(snapshot.pending):
         return decision, state  # a cut prompt takes more steps, in which others decode
-    admits, budget, reason, *_ = decision
-    return Decision(admits, budget, reason, known.attention, LEAST_CHUNK), state
+    return Decision(*decision[:3], known.attention, LEAST_CHUNK), state
 
 
 def _learn(known: LearnedState, snapshot: Snapshot, seconds: float) -> LearnedState:
@@ -276,24 +276,23 @@ def _wait(waits: WaitAccount, snapshot: Snapshot, seconds: float) -> WaitAccount
     grows with the square of the age, over the mean square of all that waited lately,
     so that the last first tokens come earlier.
     """
-    pending, waiting = snapshot.pending, waits.waiting
-    if len(waiting) != len(pending):
-        waiting = [0.0] * len(pending)
+    pending, decoding = snapshot.pending, snapshot.decoding
+    ranks, requests = len(pending), sum(pending)
     ages = zip(pending, snapshot.pending_age_us, strict=True)
     old = [n * age * age for n, age in ages]
     keep = 1 - 1 / FORGETTING_STEPS
-    number = waits.number * keep + sum(pending)
+    number = waits.number * keep + requests
     squares = waits.squares * keep + sum(old)
     step = max(snapshot.step_time_us)
     usual = max(squares / number, step * step, 1)
-    places = [d + n for d, n in zip(snapshot.decoding, pending, strict=True)]
-    half = seconds / 2 * len(places) / max(1, sum(places))
-    if len(places) == 1:
-        places = [_requests(snapshot)]
-    rows = zip(waiting, pending, places, old, strict=True)
+    half = seconds / 2 * ranks / max(1, requests + sum(decoding))
+    if ranks == 1:
+        decoding = (_requests(snapshot) - requests,)
+    before = waits.waiting if len(waits.waiting) == ranks else [0.0] * ranks
+    rows = zip(before, pending, decoding, old, snapshot.pending_tokens, strict=True)
     waiting = [
-        waited + half * place * (n + squared / usual) if n else 0.0
-        for waited, n, place, squared in rows
+        waited + half * (n + d) * (n + squared / usual) if tokens else 0.0
+        for waited, n, d, squared, tokens in rows
     ]
     return WaitAccount(number, squares, waiting)
 
@@ -332,16 +331,16 @@ def _weigh(
     load, persons = requests / max(1, sum(snapshot.max_running)), requests * stretch
     weight = (1 + _slack(load, stretch)) / persons
     waited = zip(work, waiting, strict=True)
-    rows = [(tokens, each * weight) for tokens, each in waited if tokens]
+    rows = sorted([(tokens, each * weight) for tokens, each in waited if tokens])
     whole = whole_step(limit, known.attention)
     given = rows, ranks, whole, largest, cost
     one = min(1.0, cheap.usual / largest)
     decodes_keep = cost.decode * stretch <= _SPARE * (limits.tpot or math.inf)
     due = 0.0
-    if limits.ttft and decodes_keep:
-        usual_seconds = cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks)
-        due = _due(cost, work, snapshot, whole, limits.ttft, usual_seconds)
-    release = OPEN._replace(reason="first_token" if due else "gain")
+    if rows and limits.ttft and decodes_keep:
+        later = cost.decode + cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks) / 3
+        due = _due(cost, rows, work, snapshot, whole, limits.ttft, later)
+    reason = "first_token" if due else "gain"
     budget, _ = best_prefill_budget(*given, due)
     if budget and not due and ranks > 1:
         served = [min(tokens, budget) for tokens in work]
@@ -359,7 +358,7 @@ def _weigh(
             most = share * one * largest
             shares = [min(tokens, whole) for tokens, _ in rows]
             if least := max([n for n in shares if n <= most], default=0):
-                release = OPEN._replace(reason="cheap")
+                reason = "cheap"
                 budget, gain = best_prefill_budget(*given, least)
                 allowed += gain * persons
         cheap = Cheap(cheap.usual, cheap.pending, allowed)
@@ -367,36 +366,37 @@ def _weigh(
         return _HOLD, cheap
     # Rounded up, so that nothing is left of a prompt for which it is meant.
     tokens = int(budget) + (known.attention > 0)
-    return release._replace(prefill_budget=tokens), cheap
+    return Decision(True, tokens, reason), cheap
 
 
 def _due(
     cost: StepCost,
+    rows: Sequence[tuple[float, float]],
     work: Sequence[float],
     snapshot: Snapshot,
     whole: float,
     ttft: float,
-    usual_seconds: float,
+    later: float,
 ) -> float:
     """Tokens of the ranks whose oldest request keeps its limit now, but not later.
 
     Later is after one more step of decodes and a third of a usual prefill, which may
     come first. 0 if there is no such rank.
     """
-    due, most, largest = 0.0, max(work), max(snapshot.max_tokens)
-    later, share = cost.decode + usual_seconds / 3, sum(map(bool, work)) / len(work)
+    largest, share = max(snapshot.max_tokens), len(rows) / len(work)
 
     def takes(tokens: float) -> float:
         full = min(tokens, whole) / largest
         seconds = cost.prefill_seconds(full, full * share, 1 - share)
         return math.ceil(tokens / whole) * (cost.decode + seconds)
 
-    too_new = (ttft - takes(most) - later) / SECONDS
-    for tokens, age_us in zip(work, snapshot.in_time_age_us, strict=True):
-        is_old = age_us and age_us > too_new
-        if is_old and 0 <= ttft - age_us * SECONDS - takes(tokens) < later:
-            due = max(due, min(tokens, whole))
-    return due
+    too_new = max(0.0, (ttft - takes(rows[-1][0]) - later) / SECONDS)
+    due = [
+        min(tokens, whole)
+        for tokens, age_us in zip(work, snapshot.in_time_age_us, strict=True)
+        if age_us > too_new and 0 <= ttft - age_us * SECONDS - takes(tokens) < later
+    ]
+    return max(due, default=0.0)
 
 
 def _slack(load: float, stretch: float) -> float:

@@ -3,7 +3,7 @@
 """What prompts cost ranks that step in lock step: the model, and how it is learned."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 LEAST_CHUNK = 1024
@@ -96,7 +96,7 @@ class StepCost(NamedTuple):
 
 
 def best_prefill_budget(
-    work: Iterable[tuple[float, float]],
+    work: Sequence[tuple[float, float]],
     ranks: int,
     limit: float,
     max_tokens: int,
@@ -113,26 +113,25 @@ def best_prefill_budget(
 
     Args:
         work: pending prompt tokens p_r > 0, or what they cost, and waiting
-            cost_r (seconds) of each rank that has some, in any order.
+            cost_r (seconds) of each rank that has some, in order of the tokens.
         ranks: how many ranks there are, those without work included.
         limit: the largest budget that a step can take beside its decodes, at least 1.
         max_tokens: tokens of the largest step; the unit of `cost`.
         cost: what prefills cost.
         least: if not 0, the best one of those from it on, worth it or not.
     """
-    ordered = sorted(work)
     # Waiting cost and tokens of the ranks that are served whole.
     saved = below = 0.0
-    above = len(ordered)
+    above = len(work)
     # With the costs per token and mean = (below + B * above) / ranks,
     # gain(B) = saved + B * (rate + own + junk) - own * (B - mean) - junk * B
     # - fixed * (1 - mean); all gains below are without the constant -fixed.
     own = cost.own / max_tokens
     slope = (own + cost.fixed / max_tokens) / ranks
-    junk = cost.padding / max_tokens * (ranks - len(ordered)) / ranks
-    rate = math.fsum(waited / tokens for tokens, waited in ordered) - own - junk
+    junk = cost.padding / max_tokens * (ranks - len(work)) / ranks
+    rate = math.fsum(waited / tokens for tokens, waited in work) - own - junk
     best, best_gain = 0.0, -math.inf if least else cost.fixed
-    for tokens, waited in ordered:
+    for tokens, waited in work:
         budget = tokens if tokens < limit else limit
         gain = saved + budget * rate + slope * (below + budget * above)
         if gain >= best_gain and budget >= least:

@@ -137,8 +137,8 @@ def withheld_share(decision: Decision, snapshot: Snapshot) -> float:
 def delayed_requests(snapshot: Snapshot) -> float:
     """Requests that a hold delays; of those behind the pending, that share."""
     columns = snapshot.pending, snapshot.running, snapshot.waiting, snapshot.decoding
-    rows = [row for row in zip(*columns, strict=True) if row[0]]
-    return math.fsum([n * (running + w) / (d + n) for n, running, w, d in rows])
+    rows = zip(*columns, strict=True)
+    return math.fsum([n * (running + w) / (d + n) for n, running, w, d in rows if n])
 
 
 class _Median:
@@ -150,7 +150,7 @@ class _Median:
 
     def add(self, value: float, weight: int = 1) -> None:
         self.recent.append((value, weight))
-        half = sum(weight for _, weight in self.recent) / 2
+        half = sum([weight for _, weight in self.recent]) / 2
         for each, weight in sorted(self.recent):
             half -= weight
             if half <= 0:
