@@ -29,7 +29,7 @@ class Diagnosis:
 
         Parts of it are what a stranger may have written.
         """
-        parts = {"found": self.found, "expected": self.expected, "do": self.do}
+        parts = {"found": self.found, "expected": self.expected, "fix:": self.do}
         body = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
         line = f"{self.state:<7}  {self.what}: {body}"
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

@@ -52,10 +52,9 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagno
         return plan, list(_lines(machine, plan))
     # The parser, and the guard of the start, end the process with one line.
     errors = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
-    do = "change the command line; docs/troubleshooting.md has the sentence"
+    do = "change the command line; docs/troubleshooting.md explains the message"
     refused = found.get("refused", errors[-1])
-    expected = "a command line that starts"
-    return Plan(), [Diagnosis("vllm serve", "bad", refused, expected, do)]
+    return Plan(), [Diagnosis("vllm serve", "bad", refused, do=do)]
 
 
 def _lines(machine: Machine, plan: Plan) -> Iterator[Diagnosis]:
