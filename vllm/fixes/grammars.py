@@ -44,8 +44,10 @@ TRIAL_BYTES = 4 << 30
 TRIALS, WAIT_SECONDS = 2, 90
 """How many there may be, and what each may wait for others and a busy machine."""
 
-_START = "import sys; del sys.path[0]; from vllm.fixes.trial import main; main()"
-_PROGRAM = (sys.executable, "-c", _START)  # whatever there is in the current folder
+_START = """import sys; del sys.path[0]  # whatever there is in the current folder
+import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the front-end, also in imports
+from vllm.fixes.trial import main; main()"""
+_PROGRAM = (sys.executable, "-c", _START)
 _encoded = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 _OFTEN = re.compile(r"\d{3}")

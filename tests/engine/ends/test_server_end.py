@@ -21,11 +21,13 @@ HANG_S = 60
 MANY = 4000
 """Tokens of a stream that is still at the beginning when the server stops."""
 
+CHOICES = [f"c{i:07d}" for i in range(20_000)]
+
 
 class Stream(threading.Thread):
     """A client; `end` is "error" if it was told so, "abort" if that was the reason."""
 
-    def __init__(self, server, prompt):
+    def __init__(self, server, prompt, **more):
         super().__init__(daemon=True)
         self.end, self.ended_at = "", 0.0
         self.began = threading.Event()
@@ -35,6 +37,7 @@ class Stream(threading.Thread):
             "max_tokens": MANY,
             "ignore_eos": True,
             "stream": True,
+            **more,
         }
         self._post = lambda: direct(
             "POST",
@@ -173,6 +176,10 @@ def stopped_in(server, stop):
         streams = [Stream(server, prompt) for prompt in (1, 2)]
         slow = ask_half_a_question(server)
         assert all(stream.began.wait(HANG_S) for stream in streams)
+        streams.append(Stream(server, 3, structured_outputs={"choice": CHOICES}))
+        while not (trial := trials(server)):
+            time.sleep(0.1)
+        processes += trial
         assert all(stream.is_alive() for stream in streams)
         began = time.monotonic()
         stop(server)
@@ -196,6 +203,11 @@ def stopped_in(server, stop):
     finally:
         server.kill()
         server.stop()
+
+
+def trials(server):
+    """Processes that check what is large, as long as they begin or are at work."""
+    return [p for p in server.processes() if "vllm.fixes.trial" in str(p.cmdline())]
 
 
 def ask_half_a_question(server):

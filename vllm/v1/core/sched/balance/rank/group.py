@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_OFF = "--data-parallel-balance off"
-
 
 def identity_of(vllm_config: "VllmConfig") -> str:
     """What ranks must have in common, or they would decide differently."""
@@ -83,7 +81,7 @@ def check_identity(
     me, keys = group.rank(), [f"{rank}" for rank in range(group.size())]
     store = dist.PrefixStore("balance identity", group.get_group_store())
     store.set(keys[me], "\n".join([mine, *map(str, limits)]))
-    if mine == _OFF:
+    if mine == "--data-parallel-balance off":
         return []
     try:
         store.wait(keys, timedelta(seconds=seconds))

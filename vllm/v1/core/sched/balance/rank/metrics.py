@@ -23,10 +23,12 @@ _MOST_VALUES = 1000
 """Values of a histogram in one report; older ones are lost. A rank that only runs dummy
 batches reports nothing, and would collect values without end."""
 
-_GAUGE, _COUNTER, _HISTOGRAM = "_gauge_cls", "_counter_cls", "_histogram_cls"
-"""The logger's classes: those of prometheus_client, or Ray's."""
+_GAUGE = "_gauge_cls", "set"
+_COUNTER = "_counter_cls", "inc"
+_HISTOGRAM = "_histogram_cls", "observe"
+"""The logger's classes, of prometheus_client or Ray, and what they do with a value."""
 
-_METRICS: dict[str, tuple[str, str]] = {
+_METRICS = {
     "unprefilled_tokens": (_GAUGE, "Prompt tokens that the rank has still to compute."),
     "context_tokens": (
         _GAUGE,
@@ -182,7 +184,7 @@ class DPBalanceProm:
             elif kind == _HISTOGRAM:
                 options["buckets"] = _BUCKETS[field]
             more = _LABELS.get(field, ())
-            metric = getattr(stat_logger, kind)(
+            metric = getattr(stat_logger, kind[0])(
                 name=f"vllm:dp_balance_{field}",
                 documentation=documentation,
                 labelnames=[*labelnames, *more],
@@ -196,14 +198,9 @@ class DPBalanceProm:
         """Adds one report of `BalanceStats.take` of one engine, if it has one."""
         if report is None:
             return
-        for field, (kind, _) in _METRICS.items():
+        for field, ((_, verb), _) in _METRICS.items():
             for metric, value in self._values(field, report[field], engine_idx):
-                if kind == _GAUGE:
-                    metric.set(value)
-                elif kind == _COUNTER:
-                    metric.inc(value)
-                else:
-                    metric.observe(value)
+                getattr(metric, verb)(value)
 
     def _values(
         self, field: str, reported: Any, engine_idx: int
