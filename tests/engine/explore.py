@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import shutil
@@ -13,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from vllm_balance.reference import tiny_models
 from world import Fault, World, controlled, recorded
 
 ROOT = Path(__file__).parents[2]
-BALANCE = "v1/core/sched/balance"
 THEMES = {
     "waves": ("request 0 1", "request 1 6", "abort"),
     "pauses": ("request 1 6", "pause keep", "pause wait", "pause abort", "resume"),
@@ -40,16 +39,16 @@ THEMES = {
     "resizes": ("request 0 6", "request 1 1", "resize"),
 }
 """Which events there are: requests say their rank, and the tokens of the answer."""
+OF_OFF = "waves", "pauses"
 POLICIES = ("off", "cap", "align", "adaptive")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is explored; `all` has every theme but resizes, where upstream hangs."""
-
     policy: str
     how: str
     theme: str
+    """Or `all` but resizes, in which upstream by itself may hang beside an abort."""
     ranks: int = 2
     events: int = 2
 
@@ -64,11 +63,11 @@ class Setting:
 
     @property
     def alphabet(self):
-        """The events; `off` has no gate that could switch."""
-        all_of = [name for name in THEMES if name != "resizes"]
-        names = all_of if self.theme == "all" else [self.theme]
-        found = dict.fromkeys(itertools.chain(*(THEMES[name] for name in names)))
-        return [e for e in found if self.policy != "off" or e[0] in "rap"]
+        """The events; with `off` nothing could switch, or notice a loss."""
+        names = [self.theme]
+        if self.theme == "all":
+            names = OF_OFF if self.policy == "off" else (*OF_OFF, "losses", "switches")
+        return [*dict.fromkeys(itertools.chain(*map(THEMES.get, names)))]
 
     @property
     def step_s(self):
@@ -131,32 +130,23 @@ class Found:
 class Explorer:
     """Takes each choice in each state once; states that are equal are one."""
 
-    def __init__(self, setting, most_s=math.inf, longest=math.inf):
-        self._longest = longest
-        self._ends_at = time.monotonic() + most_s
+    def __init__(self, setting, ends_at=math.inf, longest=math.inf):
+        self._ends_at, self._longest = ends_at, longest
         self._seen: dict[int, tuple[int, list[str]]] = {}
         """By state, how many events were left at most, and the run that led there."""
         self.equal: list[tuple[list[str], list[str]]] = []
         """Runs that led to states that are taken for equal."""
         self.found = Found(setting)
 
-    def depth_first(self):
-        """All runs, each as far as it is new."""
-        return self._search(deque.pop, go_on=True)
-
-    def shortest(self):
-        """The shortest run that has a fault, if any is no longer than `longest`."""
-        return self._search(deque.popleft, go_on=False)
-
-    def _search(self, next_of, go_on):
+    def search(self, shortest=False):
+        """All runs, each as far as it is new; or the shortest that has a fault."""
         began, found = time.monotonic(), self.found
         prefixes = deque([()])
-        while prefixes and not found.fault:
-            if time.monotonic() > self._ends_at:
-                found.is_whole = False
-                break
-            prefixes.extend(self._run(next_of(prefixes), go_on))
+        while prefixes and not found.fault and found.is_whole:
+            prefix = prefixes.popleft() if shortest else prefixes.pop()
+            prefixes.extend(self._run(prefix, go_on=not shortest))
             found.runs += 1
+            found.is_whole = time.monotonic() < self._ends_at
             if found.runs % 500 == 0:
                 gc.collect()
         found.seconds = time.monotonic() - began
@@ -199,13 +189,14 @@ class Explorer:
         return left
 
 
-def first_fault(setting, most_s=math.inf):
+def first_fault(setting, ends_at):
     """What an exploration finds, and the shortest run that has a fault."""
-    found = Explorer(setting, most_s).depth_first()
-    if found.fault:
-        for events in range(1, setting.events + 1):
+    with controlled():
+        found = Explorer(setting, ends_at).search()
+        for events in range(1, setting.events + 1) if found.fault else ():
             fewer = replace(setting, events=events)
-            short = Explorer(fewer, 60, len(found.run)).shortest()
+            soon = time.monotonic() + 60
+            short = Explorer(fewer, soon, len(found.run)).search(shortest=True)
             if short.fault:
                 return replace(found, setting=fewer, fault=short.fault, run=short.run)
     return found
@@ -226,7 +217,7 @@ def follow(setting, choose, most=500):
             if not (options := world.options()):
                 world.check_rest()
                 break
-            world.take(options[0])
+            world.take("resume" if "resume" in options else options[0])
         else:
             raise Fault("all go on for ever")
     except Fault as fault:
@@ -258,9 +249,8 @@ def draw(seed):
 
 
 def settings(*themes, **bound):
-    """With `off` there is no gate that could switch, or notice a loss."""
     for policy, how, theme in itertools.product(POLICIES, HOW, themes):
-        if policy != "off" or theme in ("waves", "pauses"):
+        if policy != "off" or theme in OF_OFF:
             yield Setting(policy, how, theme, **bound)
 
 
@@ -273,22 +263,44 @@ def everyday():
 
 
 def whole():
-    """What `make explore` takes an hour of two cores for."""
+    """What `make explore` takes an hour of two cores for at most."""
+    yield Setting("cap", "sync", "waves", events=3)
     yield from settings(*THEMES)
     yield from settings(*THEMES, ranks=3, events=1)
-    yield Setting("cap", "sync", "waves", events=3)
+
+
+def explore_each(chosen, minutes):
+    """Each as it ends; whether one has a fault, or is not whole."""
+    began = time.monotonic()
+    one = partial(first_fault, ends_at=began + 60 * minutes)
+    total, is_bad = Found("all"), False
+    with multiprocessing.Pool(2) as pool:
+        for number, found in enumerate(pool.imap_unordered(one, chosen), 1):
+            total.runs, total.states = (
+                total.runs + found.runs,
+                total.states + found.states,
+            )
+            total.is_whole &= found.is_whole
+            total.seconds = time.monotonic() - began
+            is_bad |= bool(found.fault)
+            print(
+                f"[{number} of {len(chosen)}, {total.seconds:.0f} s] {found}",
+                flush=True,
+            )
+    print(total)
+    return is_bad or not total.is_whole
 
 
 def calls_of(setting):
     """Of each run, the calls of upstream's methods that the ranks make."""
     with controlled(), recorded():
-        return Explorer(setting).depth_first().calls
+        return Explorer(setting).search().calls
 
 
 def upstream_alone(tree, *arguments):
     """Begins again with upstream's package, which has our files, but no hooks."""
     folder, ours = tempfile.mkdtemp(), Path(vllm.__file__).parent
-    for source, part in (tree / "vllm", ""), (ours, "fixes"), (ours, BALANCE):
+    for source, part in (tree, ""), (ours, "fixes"), (ours, "v1/core/sched/balance"):
         target = Path(folder, "vllm", part)
         shutil.copytree(source / part, target, copy_function=os.symlink)
     changed = {"VLLM_CACHE_ROOT": folder, "PYTHONPATH": folder}
@@ -296,45 +308,31 @@ def upstream_alone(tree, *arguments):
     os.execve(sys.executable, [sys.executable, __file__, *arguments], environment)
 
 
-def _explore(setting, most_s):
-    with controlled():
-        return first_fault(setting, most_s)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--upstream", type=Path, metavar="VLLM", help="of it alone")
     parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
     parser.add_argument("--seed", type=int, help="draw runs for ever, from this on")
     parser.add_argument("--only", metavar="SETTING", nargs="+", help="not all")
     parser.add_argument("--calls", metavar="SETTING", help="of the ranks, of one")
-    parser.add_argument("--upstream", type=Path, metavar="TREE", help="alone")
-    parser.add_argument("--minutes", type=float, default=30, help="of each setting")
-    options = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=60)
+    options, given = parser.parse_args(), sys.argv[1:]
     gc.disable()
     if options.upstream:
-        given = iter(sys.argv[1:])
-        upstream_alone(
-            options.upstream.absolute(),
-            *[each for each in given if each != "--upstream" or not next(given)],
-        )
+        at = given.index("--upstream")
+        upstream_alone(options.upstream.absolute(), *given[:at], *given[at + 2 :])
     if options.calls:
-        print(json.dumps(calls_of(Setting.of(options.calls))))
-    elif options.replay:
+        return print(json.dumps(calls_of(Setting.of(options.calls))))
+    if options.replay:
         with controlled():
-            print(replay(options.replay))
-    elif options.seed is not None:
+            return print(replay(options.replay))
+    if options.seed is not None:
         with controlled():
             for seed in itertools.count(options.seed):
                 if (found := draw(seed)).fault:
-                    print(f"seed {seed}: {found}")
-                    return True
-    else:
-        chosen = map(Setting.of, options.only) if options.only else whole()
-        with ProcessPoolExecutor(2) as pool:
-            found = pool.map(partial(_explore, most_s=60 * options.minutes), chosen)
-            faults = [print(each, flush=True) or bool(each.fault) for each in found]
-        return any(faults)
-    return False
+                    return f"seed {seed}: {found}"
+    chosen = map(Setting.of, options.only) if options.only else whole()
+    return explore_each([*chosen], options.minutes)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Data parallel ranks in one process, under a controller: `docs/interleavings.md`.
 
-Of upstream, and real: the busy loop, the scheduler and the coordinator; of ours gate,
-exchange and switch. Instead of the model, gloo, its store, sockets, threads, the clock
-and the front-end stand those here. A rank stops where it looks for messages, and in a
+Real are busy loop, scheduler and coordinator of upstream, and our gate, exchange and
+switch. Instead of the model, gloo, its store, sockets, threads, the clock and the
+front-end stand those here. A rank stops where it looks for messages, and in a
 collective call until all are in it.
 """
 
 import contextlib
-import itertools
 import logging
 import queue
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, SimpleNamespace
@@ -30,9 +28,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.rank import gate, group, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequestType as Kind
 from vllm.v1.engine import (
-    EngineCoreOutputs,
-    EngineCoreRequestType,
     ReconfigureDistributedRequest,
     ReconfigureRankType,
     coordinator,
@@ -45,7 +42,6 @@ from vllm_balance.core import policies
 from vllm_balance.core.policies.rows import Row
 from vllm_balance.core.policies.switch_ticket import first_ticket, next_ticket
 
-KEEP = ReconfigureRankType.KEEP_CURRENT_RANK
 SYNC = 4
 """Steps between two finish-syncs, 32 of upstream: where it is does not matter."""
 HOLD_STEPS = {"off": 0, "cap": 4, "align": 5, "adaptive": 60}
@@ -54,9 +50,9 @@ SMALL = {
     "cap": partial(policies.Cap, timeout_steps=3),
     "align": partial(policies.Align, timeout_steps=3, batching_steps=2),
 }
-
-
 PASS, BARRIER = "a forward pass", "a barrier of a resize"
+LOOKS = "top", "idle"
+"""Where a rank is that looks for messages."""
 
 
 class Fault(AssertionError):  # noqa: N818
@@ -72,23 +68,20 @@ class Actor:
 
     current: "Actor"
 
-    def __init__(self, world: "World", name: Any, body: Callable[[], None]):
+    def __init__(self, world, name, body):
         self.world, self.name = world, name
-        self.at, self.seconds = "beginning", 0.0
-        self.is_ready: Callable[[], bool] = lambda: True
-        self.error: Exception | None = None
+        self.at, self.seconds, self.error = "beginning", 0.0, None
+        self.is_ready = lambda: True
         self.threads: list[Actor] = []
         """Of the rank, besides its busy loop: they run when it is stuck."""
-        self._task = greenlet(self._run)
-        self._body = body
+        self._task = greenlet(partial(self._run, body))
 
-    def _run(self):
-        try:
-            self._body()
-        except (SystemExit, Stopped):
-            pass
-        except Exception as error:
-            self.error = error
+    def _run(self, body):
+        with contextlib.suppress(SystemExit, Stopped):
+            try:
+                body()
+            except Exception as error:
+                self.error = error
         self.at, self.is_ready = "ended", lambda: False
 
     def resume(self, *error):
@@ -133,18 +126,14 @@ class Store:
     """A store of torch.distributed, or a part of it."""
 
     def __init__(self, prefix="", store=None):
-        self._prefix = prefix
-        self._data = {} if store is None else store._data
-
-    def _names(self, keys):
-        return [f"{self._prefix}/{key}" for key in keys]
+        self._prefix, self.data = prefix, {} if store is None else store.data
 
     def clone(self):
         return self
 
     def set(self, key, value):
         value = value.encode() if isinstance(value, str) else value
-        self._data.update(dict.fromkeys(self._names([key]), value))
+        self.data[self._prefix + key] = value
 
     def compare_set(self, key, _, value):
         self.set(key, value)
@@ -153,45 +142,45 @@ class Store:
         self.set(key, str(int(self.get(key)) + more))
 
     def get(self, key):
-        return self._data.get(*self._names([key]), b"0")
+        return self.data.get(self._prefix + key, b"0")
 
     def delete_key(self, key):
-        self._data.pop(*self._names([key]), None)
+        self.data.pop(self._prefix + key, None)
 
     def multi_get(self, keys):
         return [*map(self.get, keys)]
 
     def check(self, keys):
-        return all(name in self._data for name in self._names(keys))
+        return all(self._prefix + key in self.data for key in keys)
 
     def wait(self, keys, timeout=None):
         if not self.check(keys):
             Actor.current.wait("a key of the store", lambda: self.check(keys))
 
 
+@dataclass
 class Call:
     """A collective call: it ends once all ranks of the group are in it."""
 
-    def __init__(self, group, kind):
-        self.group, self.kind = group, kind
-        self.values: dict[int, Any] = {}
-        self.ends_at = 0.0
+    group: "Group"
+    kind: str
+    values: dict[int, Any]
+    ends_at: float = 0.0
 
-    @property
     def is_whole(self):
         return len(self.values) == self.group.size()
 
-    @property
-    def is_broken(self):
-        """Whether gloo, but not a device, notices that somebody is lost."""
+    def is_over(self):
+        """Or broken: gloo notices that somebody is lost, a device does not."""
         lost = self.group.world.lost.keys() & {*range(self.group.size())}
-        return self.kind != PASS and not lost <= self.values.keys()
+        is_broken = self.kind != PASS and not lost <= self.values.keys()
+        return self.is_whole() or is_broken
 
     def wait(self, timeout=None):
         actor = Actor.current
-        if not self.is_whole:
-            actor.wait(self.kind, lambda: self.is_whole or self.is_broken)
-        if not self.is_whole:
+        if not self.is_whole():
+            actor.wait(self.kind, self.is_over)
+        if not self.is_whole():
             raise RuntimeError("Connection closed by peer")
         actor.seconds = max(actor.seconds, self.ends_at)
 
@@ -200,44 +189,44 @@ class Group:
     """A process group, and that of the devices; its ranks share it."""
 
     def __init__(self, world, size, name=""):
-        self.world, self._members = world, range(size)
-        self._name, self._store = name, Store()
+        self.world, self._size, self._name = world, size, name
+        self.store = Store()
         self._calls: dict[tuple[str, int], Call] = {}
-        self._counts: dict[Any, int] = defaultdict(int)
+        self._counts: Counter[tuple[str, int]] = Counter()
 
     def rank(self):
-        return self._members.index(Actor.current.name)
+        return Actor.current.name
 
     def size(self):
-        return len(self._members)
+        return self._size
 
     def get_group_store(self):
-        return self._store
+        return self.store
 
     @cached_property
     def apart(self):
-        return Group(self.world, self.size(), " of its own")
+        return Group(self.world, self._size, " of its own")
 
     def meet(self, kind, value, of="host", seconds=0.0):
         """The n-th call of a rank is the n-th of the others, or the ranks are lost."""
-        rank = self.rank()
-        number = self._counts[of, rank] = self._counts[of, rank] + 1
-        call = self._calls.setdefault((of, number), Call(self, kind + self._name))
-        if call.kind != kind + self._name:
+        rank, kind = self.rank(), kind + self._name
+        self._counts[of, rank] += 1
+        number = of, self._counts[of, rank]
+        call = self._calls.setdefault(number, Call(self, kind, {}))
+        if call.kind != kind:
             raise Fault(f"rank {rank} is in {kind}, others in {call.kind}")
         call.values[rank] = value
         call.ends_at = max(call.ends_at, Actor.current.seconds + seconds)
-        if call.is_whole:
-            del self._calls[of, number]
+        if call.is_whole():
+            del self._calls[number]
         return call
 
     def alltoall_base(self, received, sent, *_):
         call = self.meet("the exchange", sent.clone())
-        size = self.size()
 
         def wait(timeout):
             call.wait()
-            for rank in range(size):
+            for rank in range(self._size):
                 received[rank] = call.values[rank][self.rank()]
 
         return SimpleNamespace(wait=wait)
@@ -247,7 +236,7 @@ def all_reduce(tensor, op=torch.distributed.ReduceOp.SUM, group=None):
     name = "sum" if op == torch.distributed.ReduceOp.SUM else "max"
     call = group.meet(f"an all-reduce ({name} of {tensor.numel()})", tensor.clone())
     call.wait()
-    values = torch.stack([call.values[rank] for rank in range(group.size())])
+    values = torch.stack([*call.values.values()])
     tensor.copy_(values.sum(0) if name == "sum" else values.amax(0))
 
 
@@ -257,14 +246,8 @@ class Device(StandInExecutor):
     def _forward(self, tokens, value):
         world, place = Actor.current.world, Actor.current.name
         seconds = world.setting.step_s * (1 + tokens / 4)
-        group = world.engines[place].dp_group
-        call = group.meet(PASS, None, "device", seconds)
-
-        def result():
-            call.wait()
-            return value
-
-        return SimpleNamespace(result=result)
+        call = world.engines[place].dp_group.meet(PASS, None, "device", seconds)
+        return SimpleNamespace(result=lambda: call.wait() or value)
 
     def execute_model(self, scheduler_output, non_block=False):
         done = super().execute_model(scheduler_output, non_block)
@@ -326,7 +309,6 @@ class Rank(LoopEngine):
     def gate(self):
         return getattr(self.scheduler, "balance_gate", None)
 
-    @property
     def decided(self):
         return self.gate and (self.gate.switch.name, self.gate.decision)
 
@@ -334,18 +316,15 @@ class Rank(LoopEngine):
         if self.gate is None:
             return
         decision, scheduler = self.gate.decision, self.scheduler
-        new = [request.req_id for request in output.scheduled_new_reqs]
-        budget = decision.prefill_budget
-        if new and (not decision.admit or budget == 0):
-            raise Fault(f"rank {self.place} admits {new} while it holds")
-        if self.step_counter == 0 and (not decision.admit or budget is not None):
-            raise Fault(
-                f"rank {self.place} begins wave {self.current_wave} with a hold"
-            )
+        holds, budget = not decision.admit, decision.prefill_budget
+        if output.scheduled_new_reqs and (holds or budget == 0):
+            raise Fault(f"rank {self.place} admits a prompt while it holds")
+        if self.step_counter == 0 and (holds or budget is not None):
+            raise Fault(f"rank {self.place} begins a wave with a hold")
         is_full = len(scheduler.running) >= scheduler.max_num_running_reqs
         waits = [] if is_full or scheduler.pause_state.value else scheduler.waiting
-        counts = self.held_for
-        self.held_for = {r.request_id: counts.get(r.request_id, 0) + 1 for r in waits}
+        before = self.held_for
+        self.held_for = {r.request_id: before.get(r.request_id, 0) + 1 for r in waits}
         name = "adaptive" if self.world.switched else self.gate.switch.name
         if max(self.held_for.values(), default=0) > HOLD_STEPS[name]:
             raise Fault(f"rank {self.place} holds prompts for {self.held_for} steps")
@@ -378,26 +357,26 @@ class Poller:
         self._sockets.append(socket)
 
     def poll(self, timeout):
-        found = [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
-        if not found:
+        if not any(socket.inbox for socket in self._sockets):
             Actor.current.wait("idle", lambda: any(s.inbox for s in self._sockets))
-            return self.poll(timeout)
-        return found
+        return [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
 
 
 @dataclass
 class FrontEnd:
     """What upstream's `DPAsyncMPClient` knows, and its client."""
 
+    ticket: int
     wave: int = 0
     running: bool = False
     requests: int = 0
     calls: int = 0
     """That were not answered."""
     paused: bool = False
-    ticket: int = 0
-    size: int = 0
-    """To which ranks are asked to resize."""
+    resizes: bool = False
+    """Until rank 0 says that it is over; all requests are refused meanwhile."""
+    resized: bool = True
+    """Whether the coordinator has been told of the resize."""
 
 
 class World:
@@ -405,9 +384,8 @@ class World:
 
     def __init__(self, setting, model_config):
         self.setting, self.ranks = setting, range(setting.ranks)
-        self.budget = setting.events
-        self.switched = False
-        self._groups: dict[int, Group] = {}
+        self.budget, self.switched = setting.events, False
+        self.groups: dict[int, Group] = {}
         self.lost: dict[int, str] = {}
         """Ranks that have ended, or will never answer, and why."""
         self.engines: dict[int, Rank] = {}
@@ -415,11 +393,13 @@ class World:
         self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
         self.fresh: list[tuple[Any, Any]] = []
         """Channels of the event that has just been sent: one of them goes on."""
-        self.client = FrontEnd(ticket=first_ticket(setting.policy))
+        self.client = FrontEnd(first_ticket(setting.policy))
         self.unfinished: dict[str, int] = {}
-        self.calls: dict[Any, list[str]] = {}
+        self.calls: dict[Any, list[str]] = defaultdict(list)
         """By rank, if they are `recorded`."""
         self.published = (0, False)
+        self.turns = [*self.ranks]
+        """Who has waited longest for one comes first."""
         self.actors = {
             place: Actor(self, place, partial(self._serve, place, model_config))
             for place in self.ranks
@@ -437,11 +417,6 @@ class World:
         process.enable_wave_coordination = True
         process.process_input_socket("front", "output", "back")
 
-    def group(self, config, return_store=False):
-        size = config.data_parallel_size
-        found = self._groups.setdefault(size, Group(self, size))
-        return (found, found.get_group_store()) if return_store else found
-
     # What ranks and coordinator send.
 
     def hear(self, place, message):
@@ -450,50 +425,55 @@ class World:
             return
         _, outputs = message
         if outputs.wave_complete is not None or outputs.start_wave is not None:
-            said = {"wave": outputs.wave_complete, "start": outputs.start_wave}
-            self.channels[place, "coordinator"].append(said)
-        if (called := outputs.utility_output) is not None and called.call_id >= 0:
-            if called.failure_message and not self.lost:
-                raise Fault(f"rank {place}: {called.failure_message}")
-            self.client.calls -= 1
-            if self.client.size and not self.client.calls:
-                resized = ("SCALE_ELASTIC_EP", self.client.size)
-                self.channels["client", "coordinator"].append(resized)
-                self.client.size = 0
+            outputs.engine_index, outputs.timestamp = place, 0.0
+            self._post(place, "coordinator", outputs)
+        if called := outputs.utility_output:
+            self._answered(place, called)
         for output in outputs.outputs:
             if output.finish_reason is not None:
                 self.unfinished.pop(output.request_id, None)
 
+    def _answered(self, place, called):
+        client = self.client
+        if called.call_id < 0:  # the ranks that stay have met, or another has left
+            client.resizes &= place > 0
+            return
+        if called.failure_message and not self.lost:
+            raise Fault(f"rank {place}: {called.failure_message}")
+        client.calls -= 1
+        if not client.resized and not client.calls:
+            client.resized = True
+            resized = "SCALE_ELASTIC_EP", len(self.ranks)
+            self._post("client", "coordinator", resized)
+
     def publish(self, path, message):
         """What the coordinator tells front-ends or ranks."""
         if path == "front":
-            _, wave, running = msgspec.msgpack.decode(message)
-            self.published = wave, running
-            self.channels["coordinator", "client"].append([wave, running])
+            _, *self.published = msgspec.msgpack.decode(message)
+            self.channels["coordinator", "client"].append(self.published)
         elif isinstance(message, tuple):
+            start = Kind.START_DP_WAVE, (*msgspec.msgpack.decode(message[1]),)
             for rank in self.actors:
-                said = msgspec.msgpack.decode(message[1])
-                self.channels["coordinator", rank].append(("start", *said))
+                self.channels["coordinator", rank].append(start)
+
+    def _post(self, sender, to, message):
+        self.channels[sender, to].append(msgspec.msgpack.encode(message))
 
     # Choices.
 
     def options(self):
         """What may happen now; the first, taken again and again, leads to rest."""
-        listens = [
-            w for w, said in self.channels.items() if said and self._listens(w[1])
-        ]
-        if fresh := [way for way in self.fresh if way in listens]:
-            stale = [way for way in listens if way == ("coordinator", "client")]
+        ways = [way for way, said in self.channels.items() if said]
+        ways = [way for way in ways if self._listens(*way)]
+        if fresh := [way for way in self.fresh if way in ways]:
+            stale = [way for way in ways if way == ("coordinator", "client")]
             return [f"deliver {a}>{b}" for a, b in (*fresh, *stale)]
         self.fresh = []
-        found = [f"deliver {a}>{b}" for a, b in listens]
-        found += [f"run {r}" for r, actor in self.actors.items() if actor.at == "top"]
-        found = found or [
-            f"expire {r}" for r, actor in self.actors.items() if actor.at == BARRIER
-        ]
-        found += [f"abort early {r}" for r in self.actors if self._may_abort_early(r)]
-        client = self.client
-        if client.paused and not client.calls:
+        found = [f"deliver {a}>{b}" for a, b in ways]
+        found += [f"run {r}" for r in self.turns if self.actors[r].at == "top"]
+        stuck = [r for r, actor in self.actors.items() if actor.at == BARRIER]
+        found = found or [f"expire {r}" for r in stuck]
+        if self.client.paused and not self.client.calls:
             found.append("resume")
         if self.budget:
             found += [each for each in self.setting.alphabet if self._may(each)]
@@ -504,39 +484,37 @@ class World:
         is_over = all(each in self.setting.alphabet for each in options)
         return is_over and not self.fresh and not self.client.paused
 
-    def _listens(self, who):
-        return who not in self.actors or self.actors[who].at in ("top", "idle")
-
-    def _may_abort_early(self, place):
-        said = self.channels["client", place]
-        return bool(said) and said[0][0] == "abort" and self.actors[place].at == PASS
+    def _listens(self, sender, to):
+        """An abort is also looked for after a step."""
+        at = self.actors[to].at if to in self.actors else "idle"
+        is_abort = self.channels[sender, to][0][0] == Kind.ABORT
+        return at in LOOKS or (at == PASS and is_abort)
 
     def _may(self, event):
-        verb, *_ = event.split()
+        verb, *what = event.split()
         client = self.client
         if verb == "abort":
             return bool(self.unfinished)
+        if client.resizes:
+            return False
+        if verb == "request":
+            return int(what[0]) in self.ranks
         if verb in ("pause", "resume"):
             return not client.calls and not client.paused
-        if verb == "request":
-            return int(event.split()[1]) in self.ranks
         return verb == "switch" or (not client.paused and len(self.ranks) > 1)
 
     def take(self, choice):
         verb, *what = choice.split()
         self.fresh = []
-        if verb == "run":
-            self.actors[int(what[0])].resume()
-        elif verb == "expire":
-            self.actors[int(what[0])].seconds += 6  # upstream's ranks wait for 5
-            self.actors[int(what[0])].resume()
+        if verb in ("run", "expire"):
+            place = int(what[0])
+            self.turns.remove(place)
+            self.turns.append(place)
+            # Upstream's ranks wait for 5 seconds.
+            self.actors[place].seconds += 6 * (verb == "expire")
+            self.actors[place].resume()
         elif verb == "deliver":
             self._deliver(*(int(w) if w.isdigit() else w for w in what[0].split(">")))
-        elif choice.startswith("abort early"):
-            place = int(what[1])
-            said = self.channels["client", place][0]
-            self.channels["client", place][0] = ("aborted", *said[1:])
-            self.engines[place].aborts_queue.put_nowait([said[1]])
         else:
             self.budget -= not (verb == "resume" and self.client.paused)
             getattr(self, f"_{verb}")(*what)
@@ -553,11 +531,11 @@ class World:
                             raise Fault(f"rank {place} died of {actor.error!r}")
                         self.lost[place] = str(actor.error)
                     actor.kill()
-        self.compare()
+        self._compare()
 
     def stored(self):
         """What ranks that come to a resize tell each other."""
-        data = [group.get_group_store()._data for group in self._groups.values()]
+        data = [group.store.data for group in self.groups.values()]
         return [{k: v for k, v in each.items() if "eep" in k} for each in data]
 
     def _all(self):
@@ -569,71 +547,45 @@ class World:
         if to == "client":
             self.client.wave, self.client.running = message
         elif to == "coordinator":
-            self._tell_coordinator(sender, message)
+            socket = self.sockets["front" if sender == "client" else "output"]
+            socket.inbox.append(message)
         else:
-            kind, *what = message
-            engine = self.engines[to]
-            if kind == "abort":
-                engine.aborts_queue.put_nowait(what)
-            engine.input_queue.items.append(self._encoded(engine, kind, what))
-            self.actors[to].resume()
-
-    def _tell_coordinator(self, sender, message):
-        if sender == "client":
-            self.sockets["front"].inbox.append(msgspec.msgpack.encode(message))
-            return
-        said = EngineCoreOutputs(
-            engine_index=sender,
-            wave_complete=message["wave"],
-            start_wave=message["start"],
-        )
-        self.sockets["output"].inbox.append(msgspec.msgpack.encode(said))
-
-    def _encoded(self, engine, kind, what):
-        if kind == "start":
-            return EngineCoreRequestType.START_DP_WAVE, tuple(what)
-        if kind in ("abort", "aborted"):
-            return EngineCoreRequestType.ABORT, what
-        if kind == "call":
-            return EngineCoreRequestType.UTILITY, (0, 0, *what)
-        name, tokens, wave = what
-        request = Request(
-            name,
-            [1] * 4,
-            SamplingParams(max_tokens=tokens, ignore_eos=True),
-            None,
-            arrival_time=0.0,
-        )
-        return EngineCoreRequestType.ADD, (request, wave)
+            engine, actor = self.engines[to], self.actors[to]
+            engine.input_queue.items.append(message)
+            if message[0] == Kind.ABORT:
+                engine.aborts_queue.put_nowait(message[1])
+            if actor.at in LOOKS:
+                actor.resume()
 
     # Events, each of the front-end.
 
-    def _send(self, *ways, message):
-        for way in ways:
-            self.channels[way].append(message)
+    def _send(self, ranks, kind, *payload):
+        for rank in ranks:
+            way = "client", int(rank)
+            self.channels[way].append((kind, payload))
             self.fresh.append(way)
 
     def _request(self, place, tokens):
-        client = self.client
-        name = f"request-{client.requests}"
+        client, name = self.client, f"request-{self.client.requests}"
         client.requests += 1
         self.unfinished[name] = int(place)
-        add = ("add", name, int(tokens), client.wave)
-        self._send(("client", int(place)), message=add)
+        asked = SamplingParams(max_tokens=int(tokens), ignore_eos=True)
+        request = Request(name, [1] * 4, asked, None, arrival_time=0.0)
+        self._send([place], Kind.ADD, request, client.wave)
         if not client.running:
             client.running = True
-            first = [int(place), client.wave]
-            self._send(("client", "coordinator"), message=first)
+            self._post("client", "coordinator", [int(place), client.wave])
+            self.fresh.append(("client", "coordinator"))
 
     def _abort(self):
         name, place = next(iter(self.unfinished.items()))
         del self.unfinished[name]
-        self._send(("client", place), message=("abort", name))
+        self._send([place], Kind.ABORT, name)
 
-    def _call(self, method, *arguments):
-        self.client.calls += len(self.ranks)
-        ways = [("client", rank) for rank in self.ranks]
-        self._send(*ways, message=("call", method, arguments))
+    def _call(self, method, *arguments, of=None):
+        ranks = self.ranks if of is None else of
+        self.client.calls += len(ranks)
+        self._send(ranks, Kind.UTILITY, 0, 0, method, arguments)
 
     def _pause(self, mode):
         self.client.paused = True
@@ -656,23 +608,18 @@ class World:
 
     def _resize(self):
         """The last rank leaves, with its requests."""
-        last = len(self.ranks) - 1
-        for rank in self.ranks:
-            asked = ReconfigureDistributedRequest(
-                last,
-                KEEP if rank < last else ReconfigureRankType.SHUTDOWN_CURRENT_RANK,
-                KEEP,
-                "",
-                0,
-                [],
-                0,
-            )
-            message = ("call", "reinitialize_distributed", (asked,))
-            self._send(("client", rank), message=message)
-        self.client.calls += len(self.ranks)
-        self.client.size = last
-        self.ranks = range(last)
-        self.unfinished = {n: r for n, r in self.unfinished.items() if r < last}
+        *stay, leaves = self.ranks
+        keep = ReconfigureRankType.KEEP_CURRENT_RANK
+        end = ReconfigureRankType.SHUTDOWN_CURRENT_RANK
+        for ranks, what in ((stay, keep), ([leaves], end)):
+            asked = ReconfigureDistributedRequest(len(stay), what, keep, "", 0, [], 0)
+            self._call("reinitialize_distributed", asked, of=ranks)
+        self.ranks, self.client.resizes, self.client.resized = (
+            range(leaves),
+            True,
+            False,
+        )
+        self.unfinished = {n: r for n, r in self.unfinished.items() if r < leaves}
 
     def _pass_time(self):
         """So much that watches end the ranks that are stuck."""
@@ -691,22 +638,23 @@ class World:
 
     # What must hold.
 
-    def compare(self):
+    def _compare(self):
         """Ranks that are in the same step decide alike."""
         seen: dict[Any, Any] = {}
         for place, engine in self.engines.items():
-            if self.actors[place].at in ("top", "idle"):
+            if self.actors[place].at in LOOKS:
                 step = engine.dp_group, engine.current_wave, engine.step_counter
-                if (other := seen.setdefault(step, engine.decided)) != engine.decided:
-                    raise Fault(f"in one step {other} and {engine.decided}")
+                mine = engine.decided()
+                if (other := seen.setdefault(step, mine)) != mine:
+                    raise Fault(f"in one step {other} and {mine}")
 
     def check_rest(self):
         """Nothing is on its way, and nobody asks for anything: all must rest."""
         if self.lost:
             self._pass_time()
-        for place, actor in self.actors.items():
-            if actor.at not in ("idle", "ended"):
-                where = ", ".join(f"{p}: {a.at}" for p, a in self.actors.items())
+        where = {place: actor.at for place, actor in self.actors.items()}
+        for place, at in where.items():
+            if at not in ("idle", "ended"):
                 raise Fault(f"hang: nobody comes to rank {place} ({where})")
         if self.lost:
             return
@@ -716,65 +664,40 @@ class World:
             waves.add(engine.current_wave)
             if engine.engines_running or engine.scheduler.requests:
                 raise Fault(f"rank {place} is not at rest")
-            if engine.gate and any(map(self._is_name, leaves(shape(engine.gate)))):
+            if engine.gate and "request-" in repr(shape(engine.gate)):
                 raise Fault(f"the gate of rank {place} remembers a request that ended")
         if self.unfinished or self.client.calls:
-            raise Fault(
-                f"never answered: {[*self.unfinished]}, {self.client.calls} calls"
-            )
+            asked = f"{[*self.unfinished]}, {self.client.calls} calls"
+            raise Fault(f"never answered: {asked}")
         if len(waves) > 1 or self.published[1]:
             raise Fault(f"ranks and coordinator are in different waves: {waves}")
 
-    @staticmethod
-    def _is_name(leaf):
-        return isinstance(leaf, str) and leaf.startswith("request-")
-
     def key(self):
         """Equal in states that go on alike."""
-        return repr(
-            (
-                [self._key_of(place) for place in self.engines],
-                sorted((str(way), said) for way, said in self.channels.items() if said),
-                self.client,
-                self.unfinished,
-                self.published,
-                self.fresh,
-                self.switched,
-                self.stored(),
-            )
-        )
+        said = {str(way): shape(each) for way, each in self.channels.items() if each}
+        ranks = [self._key_of(place) for place in self.engines]
+        rest = self.unfinished, self.published, self.fresh, self.switched, self.ranks
+        return repr((ranks, sorted(said.items()), self.client, rest, self.stored()))
 
     def _key_of(self, place):
         engine, actor = self.engines[place], self.actors[place]
         if actor.at == "ended":
             return place in self.lost
         scheduler, resize = engine.scheduler, engine.eep_scaling_state
-        requests = [
-            (
-                r.request_id,
-                r.status.value,
-                r.num_computed_tokens,
-                len(r.output_token_ids),
-                r.num_output_placeholders,
-            )
-            for r in (
-                *scheduler.running,
-                *scheduler.waiting,
-                *getattr(scheduler, "skipped_waiting", ()),  # of this release
-            )
-        ]
-        in_flight = [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()]
+        skipped = getattr(scheduler, "skipped_waiting", ())  # of this release
+        requests = (*scheduler.running, *scheduler.waiting, *skipped)
         return (
             actor.at,
-            requests,
+            [[getattr(each, name) for name in OF_REQUEST] for each in requests],
             len(scheduler.running),
-            scheduler.pause_state.value,
             len(scheduler.finished_req_ids),
-            shape([getattr(engine, name) for name in STATE]),
+            scheduler.pause_state.value,
+            [getattr(engine, name) for name in OF_RANK],
             engine.step_counter and 1 + (engine.step_counter - 1) % SYNC,
             len(engine._idle_state_callbacks),
-            in_flight,
+            [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()],
             engine.aborts_queue.qsize(),
+            shape(engine.input_queue.items),
             resize and (resize.state.value, resize.worker_type),
             shape(engine.gate),
         )
@@ -784,14 +707,21 @@ class World:
             actor.kill()
 
 
-STATE = (
+OF_RANK = (
     "engines_running",
     "current_wave",
     "pending_pause",
     "ignore_start_dp_wave",
     "held_for",
 )
-"""What a rank remembers, beside requests and steps."""
+OF_REQUEST = (
+    "request_id",
+    "status",
+    "num_computed_tokens",
+    "num_output_tokens",
+    "num_output_placeholders",
+)
+"""What a rank remembers, and of each request."""
 READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
 OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
@@ -799,32 +729,24 @@ OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 def shape(thing):
     """All that an object of ours remembers, as plain values."""
     kind = type(thing)
-    if thing is None or kind in (bool, int, float, str):
+    if thing is None or kind in (bool, int, float, str, bytes):
         return thing
     if kind is Row:
         thing = thing._replace(step=0)
     if kind is watch.RankStatus:
         return thing.doing
+    if kind is Request or kind is Kind:
+        return thing.request_id if kind is Request else thing.name
     if isinstance(thing, (tuple, list, deque)):
         return [shape(each) for each in thing]
     if isinstance(thing, (set, frozenset)):
         return sorted(map(str, thing))
     if isinstance(thing, dict):
         return {str(key): shape(value) for key, value in thing.items()}
-    if kind is Request:
-        return thing.request_id
     is_ours = kind.__module__.startswith(OURS) and hasattr(thing, "__dict__")
     if is_ours and kind not in (BalanceStats, watch.Heartbeats):
         return shape(vars(thing))
     return "-"
-
-
-def leaves(thing):
-    if isinstance(thing, dict):
-        thing = [*thing, *thing.values()]
-    if isinstance(thing, list):
-        return itertools.chain.from_iterable(map(leaves, thing))
-    return [thing]
 
 
 class Clock:
@@ -852,7 +774,9 @@ def with_constant(function, before, after):
 
 
 def begin_group(config, return_store=False):
-    return Actor.current.world.group(config, return_store)
+    world, size = Actor.current.world, config.data_parallel_size
+    found = world.groups.setdefault(size, Group(world, size))
+    return (found, found.store) if return_store else found
 
 
 def end_of_process(_):
@@ -876,30 +800,28 @@ def controlled():
     """While worlds run: what stands in for the parts that cannot be driven."""
     engine = core.DPEngineCoreProc
     sync = engine._has_global_unfinished_reqs
-    threads = SimpleNamespace(Thread=Thread, Event=Thread)
     no_file = SimpleNamespace(memfd_create=mock.Mock(side_effect=OSError), getpid=int)
     places = [
+        *(
+            (module, "time", Clock)
+            for module in (elastic_state, watch, gate, timing, core)
+        ),
+        (watch, "threading", SimpleNamespace(Thread=Thread, Event=Thread)),
+        (watch, "os", no_file),
         (watch, "kill_process_tree", end_of_process),
+        (group, "init_gloo_process_group", apart),
+        (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
         (torch.distributed, "PrefixStore", Store),
         (torch.distributed, "all_reduce", all_reduce),
-        (group, "init_gloo_process_group", apart),
-        (coordinator, "make_zmq_socket", lambda path, **_: Socket(path)),
-        (watch, "threading", threads),
-        (watch, "os", no_file),
         (torch.distributed, "barrier", lambda group: group.meet(BARRIER, None).wait()),
         (parallel, "cpu_all_reduce_", lambda t, g, **_: all_reduce(t, group=g)),
-        (elastic_state, "time", Clock),
+        (ParallelConfig, "stateless_init_dp_group", begin_group),
         (elastic_state, "sched_yield", wait_in_barrier),
         (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
-        (watch, "time", Clock),
-        (gate, "time", Clock),
-        (timing, "time", Clock),
-        (core, "time", Clock),
-        (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
-        (core, "freeze_gc_heap", lambda: None),
-        (zmq, "Poller", Poller),
-        (ParallelConfig, "stateless_init_dp_group", begin_group),
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
+        (core, "freeze_gc_heap", lambda: None),
+        (coordinator, "make_zmq_socket", lambda path, **_: Socket(path)),
+        (zmq, "Poller", Poller),
     ]
     with contextlib.ExitStack() as stack:
         # Engines cache the environment, which later tests change.
@@ -907,9 +829,9 @@ def controlled():
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
-        for owner, name, value in places:
-            patched = mock.patch.object(owner, name, value, create=True)
-            stack.enter_context(patched)  # a later release may lack it
+        for place in places:
+            # A later release may lack it.
+            stack.enter_context(mock.patch.object(*place, create=True))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
         yield
 
@@ -920,8 +842,7 @@ def recorded():
 
     def noting(function):
         def call(*args, **kwargs):
-            calls = Actor.current.world.calls.setdefault(Actor.current.name, [])
-            calls.append(function.__qualname__)
+            Actor.current.world.calls[Actor.current.name].append(function.__qualname__)
             return function(*args, **kwargs)
 
         return call

@@ -124,7 +124,7 @@ def in_control():
 def test_what_is_broken_by_hand_is_found_and_replayed(name):
     setting, changes = MUTANTS[name]
     with mutated(*changes):
-        found = Explorer(Setting.of(f"{setting}, {BOUND}")).depth_first()
+        found = Explorer(Setting.of(f"{setting}, {BOUND}")).search()
         print(name, found)
         assert found.fault
         run = f"{found.setting}: {'; '.join(found.run)}"

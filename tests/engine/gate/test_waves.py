@@ -130,14 +130,7 @@ def ranks_with_the_model(engine_class, model, policy, **arguments):
     return Ranks(3, engine_class, **arguments)
 
 
-STOPS = {
-    "pause": (("pause_scheduler", "keep", False), ("resume_scheduler",)),
-    "sleep": (("sleep", 1, "keep"), ("wake_up",)),
-}
-
-
-@pytest.mark.parametrize("stop", STOPS)
-def test_a_stop_clears_what_was_decided(moe_model, stop):
+def test_a_sleep_clears_what_was_decided(moe_model):
     """Rank 0 is full when all stop, so that `cap` holds; nobody knows it afterwards."""
 
     class Witness(LoopEngine):
@@ -148,7 +141,6 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
             if self.current_wave == 0:
                 time.sleep(0.1)  # so that the stop comes long before the end
 
-    stopping, starting = STOPS[stop]
     with Ranks(
         2, Witness, **loop_arguments(moe_model, data_parallel_balance="cap")
     ) as ranks:
@@ -156,9 +148,9 @@ def test_a_stop_clears_what_was_decided(moe_model, stop):
             ranks.submit(0, f"long-{number}", 10, 200)
         for _ in range(2):  # answered when they have come in, and after another step
             ranks.call("is_scheduler_paused")
-        ranks.call(*stopping)
+        ranks.call("sleep", 1, "keep")
         ranks.submit(1, "late", 10, 20)
-        ranks.call(*starting)
+        ranks.call("wake_up")
         ranks.drain()
         (full, _), (other, _) = ranks.stop()
     *_, last_before = (step for step in full.steps if step[0] == 0)
