@@ -70,6 +70,7 @@ def test_those_without_a_slot_stay_as_they_came(scheduler):
     held_step(scheduler, 1, **{f"first-{n}": 50 for n in range(SLOTS)})
     held_step(scheduler, 2, long=60, short=10, middle=30)
     held_step(scheduler, 3)
+    assert scheduler.balance_gate.take_stats()["held_requests"] == SLOTS
     assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
 
 

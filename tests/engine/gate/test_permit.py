@@ -100,6 +100,14 @@ def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
             assert scheduled(scheduler, tokens) == expected
 
 
+def test_what_is_cached_of_a_prompt_was_not_loaded(moe_model):
+    """Little is left of it, and the allowance counts all the same."""
+    scheduler = make_scheduler(config_of(moe_model, enable_prefix_caching=True))
+    for name, tokens in (("first", 42), ("again", 4)):
+        scheduler.add_request(prompt_request(name, [5] * (2 * BLOCK_SIZE + 10), 1))
+        assert scheduled(scheduler, tokens) == {name: tokens}
+
+
 def test_a_loaded_request_is_let_pass_unless_it_has_an_adapter(moe_model):
     """An adapter too many ended the engine when the held prompts went on."""
     config = config_of(moe_model, long_prefill_token_threshold=16)

@@ -64,28 +64,6 @@ def test_both_follow_a_traffic_that_changes():
     assert flow.stretch == pytest.approx((0.08 + 0.09) / 0.12, rel=0.05)
 
 
-def test_short_answers_are_forgotten_once_none_ends_where_many_should():
-    """Else a lone request waits long for decodes that do not end."""
-    flow = Flow()
-    for _ in range(300):
-        flow = flow.next_wave()
-        flow = observe(flow, 100)
-        flow = observe(flow, 50)
-    assert flow.ending == pytest.approx(0.5)
-    for _ in range(200):
-        flow = observe(flow, 10)
-    assert flow.ending < 0.05
-
-
-def test_who_is_preempted_has_not_ended():
-    flow = Flow()
-    for _ in range(50):
-        flow = observe(flow, 10)
-        flow = observe(flow, 9, requests=10, ended=0)
-        flow = observe(flow, 10, prefilled=500, seconds=0.1)
-    assert flow.ending == 0.0
-
-
 @pytest.mark.parametrize("closed", [True, False])
 def test_in_a_closed_loop_the_number_of_requests_hardly_varies(closed):
     """One comes for each that ends; in an open loop they come at random."""
