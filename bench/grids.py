@@ -101,6 +101,12 @@ WINDOWS = (
     *(Window(*MOONCAKE, first, 600) for first in (700, 3600)),
 )
 """No constant was chosen on them."""
+UNSEEN = (
+    *(Window(*CODE, first, 1500) for first in (0, 3000, 4450)),
+    *(Window(*CONV, first, 1500) for first in (0, 4600, 6200, 7800, 9400)),
+    *(Window(*MOONCAKE, first, 600) for first in (0, 1350, 1950, 2550, 3000)),
+)
+"""On which no rule was chosen either."""
 FIRST, LONGER = WINDOWS[::2], [Window(*each, 100, 4096) for each in (CODE, CONV)]
 FILLING = 256
 """Slots of a rank whose cache fills long before they are in use."""
@@ -182,15 +188,25 @@ def drawn(workload: Workload, ranks: int, cost: CostModel, blocks: int | None) -
     return served(limits, cost, workload, ClientTraffic(max_concurrency=32 * ranks))
 
 
+def on_windows(name: str, regime: Regime) -> Iterator[Cell]:
+    """A regime on each of its windows, with each load."""
+    for window in regime.windows:
+        for load in regime.loads:
+            labels = {"regime": name, "of": window.trace, "first": window.first}
+            scenario, rate = regime.scenario(window), window.rate()
+            labels |= {"load": load}
+            yield Cell(labels, scenario, regime.policies, (0,), load, rate)
+
+
+def unseen() -> Iterator[Cell]:
+    """As the first regime, on windows that nothing was judged by."""
+    yield from on_windows("unseen windows", Regime(windows=UNSEEN))
+
+
 def regimes() -> Iterator[Cell]:
     """Windows of traces in each regime, and drawn lengths."""
     for name, regime in REGIMES.items():
-        for window in regime.windows:
-            for load in regime.loads:
-                labels = {"regime": name, "of": window.trace, "first": window.first}
-                labels |= {"load": load}
-                scenario, rate = regime.scenario(window), window.rate()
-                yield Cell(labels, scenario, regime.policies, (0,), load, rate)
+        yield from on_windows(name, regime)
     policies, cost = USUAL.policies, USUAL.cost
     for of, workload in (("600/300", CHAT), ("2000/200", PROMPTS)):
         for ranks in (4, 16):
@@ -237,16 +253,22 @@ ON_AGENTS = (
 ON_ROLES = ("adaptive", "off", "off, vLLM 0.30")
 
 
-def of_agents(per_rank: int, shared: int = 0, **more: Any) -> Scenario:
-    """So many sessions of AgentX at a time for each of 8 ranks with 1 M tokens each.
+AGENTX, AIPERF = "agentx/held_out.jsonl", "aiperf.jsonl"
+"""Sessions of agents. Nothing was chosen on them."""
 
-    Nothing was chosen on these sessions. `shared` are tokens that all prompts have.
+
+def of_agents(
+    per_rank: int, shared: int = 0, trace: str = AGENTX, **more: Any
+) -> Scenario:
+    """So many sessions at a time for each of 8 ranks with 1 M tokens each.
+
+    `shared` are tokens that all prompts have.
     """
     sessions = per_rank * 8
     blocks = None if more.get("role") == "decode" else 1_000_000 // BLOCK_SIZE
     workload = Workload(
         21 * sessions,
-        trace=TRACES / "agentx" / "held_out.jsonl",
+        trace=TRACES / trace,
         session_shared=shared,
         session_turns=16,
     )
@@ -279,9 +301,17 @@ def agents() -> Iterator[Cell]:
         yield Cell(labels, of_agents(4, role=role), ON_ROLES)
 
 
+def aiperf() -> Iterator[Cell]:
+    """Sessions that AIPerf has synthesized."""
+    labels = {"role": "both", "of": "agents", "ranks": 8, "load": 32, "shared": 0}
+    yield Cell(labels, of_agents(4, trace=AIPERF), ON_AGENTS, (0, 1, 2))
+
+
 GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "regimes": regimes,
+    "unseen": unseen,
     "one_rank": one_rank,
     "agents": agents,
+    "aiperf": aiperf,
 }
 """By the name of the result."""

@@ -141,11 +141,11 @@ def regimes(results: Results) -> Rows:
     head = ["regime", "cells", "latency over `off`", "lead over the best rule"]
     head += ["TTFT p50 over `off`", "p99", "within, points"]
     rows: Rows = [[*head, "with limits: latency", "p50", "p99", "within"]]
-    by_regime = groups(results["regimes"]["cells"], "regime")
-    everything = [cell for cells in by_regime.values() for cell in cells]
+    everything, unseen = (results[name]["cells"] for name in ("regimes", "unseen"))
     for name, cells in [
-        *((n, c) for (n,), c in by_regime.items()),
+        *((n, c) for (n,), c in groups(everything, "regime").items()),
         ("all", everything),
+        *((f"unseen windows of {n}", c) for (n,), c in groups(unseen, "of").items()),
     ]:
         rows.append(
             [
@@ -275,14 +275,16 @@ def agents(results: Results) -> Rows:
     form += "{computed:.0%}"
     head = ["sessions", "`off`", "`adaptive`", "best other rule", "which"]
     rows: Rows = [head]
-    for cell in select(results["agents"]["cells"], role="both"):
+    synthetic = results["aiperf"]["cells"]
+    for cell in (*select(results["agents"]["cells"], role="both"), *synthetic):
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
         columns = []
         for name in ("off", "adaptive", best(cell)):
             found = cell["policies"][name]
             in_seconds = {f"{n[:-3]}_s": found[n] / 1e3 for n in TIMES}
             columns.append(form.format(**found, **in_seconds))
-        rows.append([f"{cell['load']}{shared}", *columns, best(cell)])
+        of = ", of AIPerf" * (cell in synthetic)
+        rows.append([f"{cell['load']}{of}{shared}", *columns, best(cell)])
     return rows
 
 
@@ -493,7 +495,7 @@ def spread(values: Sequence[float], form: str = ".0f") -> str:
 # ---- How it was made
 
 
-MADE = "regimes", "one_rank", "agents"
+MADE = "regimes", "unseen", "one_rank", "agents", "aiperf"
 
 
 def made(results: Results) -> Rows:

@@ -65,7 +65,8 @@ def cell(of, off, align, adaptive):
 
 def test_a_table_shows_the_worst_cell_and_whose_it_is():
     """A lead is over the best rule as it is served, picked for each cell."""
-    results = {"regimes": {"cells": [cell("a", 10, 8, 4), cell("b", 11, 10, 12.5)]}}
+    seen = [cell("a", 10, 8, 4), cell("b", 11, 10, 12.5)]
+    results = {"regimes": {"cells": seen}, "unseen": {"cells": seen[:1]}}
     text = "before\n<!-- table regimes -->\nold\n<!-- end -->\nafter\n"
     page = tables.filled(text, results)
     assert "old" not in page
@@ -76,6 +77,7 @@ def test_a_table_shows_the_worst_cell_and_whose_it_is():
     line += "| 1.00; 1.00 | 1.00; 1.00 "
     line += "| +0.0; +0.0 | 1.35 | 1.00; 1.00 | 1.00; 1.00 | +0.0; +0.0 |"
     assert line in page.splitlines()
+    assert "| unseen windows of a | 1 | 0.40 | +50.0; +50.0 (align, a, 90 %) |" in page
     assert tables.filled(page, results) == page
     assert ["1 of 2", "1: 20.0 % in b, 90 %"] in [
         row[-2:] for row in tables.of_rivals(results) if row[0] == "`align`"

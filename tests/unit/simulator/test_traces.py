@@ -358,7 +358,7 @@ def test_sessions_share_what_is_said_and_repeated_ones_are_others(tmp_path):
     assert [len(each) for each in ids] == [4, 5] * 3
     short = traced_requests(trace, 3, session_turns=1)
     assert [request.session for request in short] == [0, 1, 2]
-    everywhere = [session | {"hash_id_scope": "global"} for session in SESSIONS]
+    everywhere = [one | {"hash_id_scope": "global"} for one in SESSIONS[::-1]]
     requests = traced_requests(read_trace(written(tmp_path, everywhere)), 6)
     ids = [list(request.hash_ids) for request in requests]
     assert ids[0] == ids[2] == [1, 2, 3, 4] != ids[4]

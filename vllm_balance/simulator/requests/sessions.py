@@ -73,7 +73,8 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
             else:
                 _, prompt, output, _, think, kept, runs = request
                 begun = _first(ids.ranges, kept)
-                ids = Runs((*begun, *(range(a, a + count) for a, count in runs)))
+                new = (range(a, a + count) for a, count in runs)
+                ids = Runs((*begun, *new), is_global)
             if not math.isfinite(think):
                 raise ValueError(f"think time {think}")
             pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
