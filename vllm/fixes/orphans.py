@@ -14,8 +14,6 @@ from vllm.utils.system_utils import kill_process_tree
 
 logger = init_logger(__name__)
 
-_PERIOD_S = 0.5
-
 
 def end_with_parent() -> None:
     """From now on this process and its own end when its parent has ended.
@@ -32,7 +30,7 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent.pid:
-            time.sleep(_PERIOD_S)
+            time.sleep(0.5)
         logger.error(
             "Data parallel balance: the process that started %s (pid %d) has ended "
             "without stopping it. Ending it.",

@@ -12,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from vllm.fixes import grammars
+from vllm.fixes import client_checks, grammars
 from vllm.fixes.grammars import FailedGrammar
 from vllm.fixes.trial import compile_for_bytes
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -310,6 +310,9 @@ def test_what_may_be_large_is_checked_once_and_beside_the_event_loop(
     with monkeypatch.context() as here:
         here.setattr(SamplingParams, "verify", None)
         found = checked(processor, **constraint)
+        here.setattr(client_checks, "_levels", None)
+        again = SamplingParams(structured_outputs=found)
+        client_checks.check_client(again, processor.model_config)
     assert grammars.was_checked(found)
     assert found._backend == "xgrammar"
     if "choice" in constraint:

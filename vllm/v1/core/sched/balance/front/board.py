@@ -84,8 +84,6 @@ def board_of(server: int) -> "SharedBoard | None":
 
 
 class SharedBoard(Board):
-    """The board as one of several API servers sees it."""
-
     def __init__(self, memory: Any, server: int) -> None:
         rows = np.frombuffer(memory, _ROW)
         self.server, self.servers = server, len(rows)

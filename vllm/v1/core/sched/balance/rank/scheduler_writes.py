@@ -34,7 +34,6 @@ class SetAside:
         self._requests.append((queue, queue.pop_request()))
 
     def put_back(self) -> None:
-        """Puts all back to the heads of their queues, in their order."""
         while self._requests:
             queue, request = self._requests.pop()
             queue.prepend_request(request)

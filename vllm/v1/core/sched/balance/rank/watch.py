@@ -111,7 +111,6 @@ class Heartbeats:
                 return
 
     def hear(self, beats: Sequence[str]) -> None:
-        """Notes what the store has: the last heartbeat of each rank."""
         for rank, (before, now) in enumerate(zip(self._beats, beats, strict=True)):
             self._repeats[rank] = self._repeats[rank] + 1 if before == now else 0
         self._beats = [*beats]
