@@ -140,6 +140,29 @@ def test_pooling_requests_spread_unless_they_belong_together(weights):
     assert client.balance_dispatch.dispatch.own == [(0, 0)] * 2
 
 
+def test_api_servers_know_at_once_what_the_others_do():
+    """What they have sent, and what of it ranks have computed."""
+    memory = create_board(multiprocessing.get_context("spawn"), 3)
+
+    def server(index):
+        board = SharedBoard(memory, index)
+        dispatch = Dispatch(2, SLOTS, TO_COMPUTE, board, 100, 512)
+        balance = BalanceDispatch(dispatch, PromptHasher(16))
+        return front_end(2, balance, ApiServer(index, 3))
+
+    first, second = server(0), server(1)
+    send(first, "one", [5] * 1300, pin=1)
+    send(first, "given up", [6] * 600, pin=1)
+    assert send(second, "two", [5] * 1200) == 0, "rank 1 has enough to do"
+    assert second.balance_dispatch.dispatch.own == [(1200, 1), (0, 0)]
+    outputs = [EngineCoreOutput("one", [7])]
+    done = {"one", "given up"}
+    see(first, EngineCoreOutputs(outputs=outputs, finished_requests=done))
+    see(second, EngineCoreOutputs(finished_requests={"two"}))
+    assert send(second, "three", [5] * 1200) == 1, "rank 1 has it, but for 176 tokens"
+    assert second.balance_dispatch.dispatch.own == [(0, 0), (176, 1)]
+
+
 @pytest.mark.parametrize("several", [1, 3], ids=["one prompt", "several at a time"])
 def test_the_answers_to_one_prompt_hash_it_once(monkeypatch, several):
     """As upstream makes the requests for them: copies with the same list of tokens."""

@@ -167,6 +167,24 @@ def test_a_rank_that_comes_back_has_nothing():
     assert send_text(dispatch, 1, session(0, 9)) == 0
 
 
+def test_a_prefix_that_all_have_is_worth_computing_on_every_rank():
+    """Whichever of eight front-ends computed it first."""
+    servers = 8
+    dispatches = front_ends(8, 64, servers, 10_000, CHUNK)
+    send_text(dispatches[0], 0, session(0, 100, shared=90))
+    dispatches[0].answered(0, 1)
+    dispatches[0].ended(0)
+    sent = Counter(
+        send_text(dispatches[n % servers], n, session(n, 100, shared=90))
+        for n in range(1, 65)
+    )
+    assert len(sent) == 8
+    assert max(sent.values()) <= 16, sent
+    for request in range(1, 65):
+        dispatches[request % servers].ended(request)
+    assert not any(dispatch._users for dispatch in dispatches)
+
+
 @pytest.mark.parametrize("hostile", [False, True])
 def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
     """Hostile clients ask for it again and again on one rank. No request waits behind
