@@ -108,7 +108,7 @@ def world_of(setting):
 class Found:
     """What an exploration has come to."""
 
-    setting: Setting
+    setting: Any
     runs: int = 0
     states: int = 0
     seconds: float = 0.0

@@ -263,29 +263,23 @@ class Device(StandInExecutor):
         self._forward(0, None).result()
 
 
-class Inbox:
+class Inbox(queue.Queue):
     """The input queue: a rank that finds it empty may get a message first."""
 
     def __init__(self, engine):
-        self._engine, self.items = engine, deque()
+        super().__init__()
+        self._engine = engine
 
     def empty(self):
-        engine = self._engine
-        if not self.items and (
-            engine.has_work() or not engine.process_input_queue_block
-        ):
+        blocks = self._engine.process_input_queue_block
+        if not self.queue and (self._engine.has_work() or not blocks):
             Actor.current.wait("top")
-        return not self.items
+        return super().empty()
 
-    def get(self, block=True):
-        if not self.items and block:
+    def get(self, block=True, timeout=None):
+        if not self.queue and block:
             Actor.current.wait("idle")
-        return self.get_nowait()
-
-    def get_nowait(self):
-        if not self.items:
-            raise queue.Empty
-        return self.items.popleft()
+        return super().get(block=False)
 
 
 class Rank(LoopEngine):
@@ -333,7 +327,7 @@ class Rank(LoopEngine):
 class Socket:
     """Of the coordinator."""
 
-    def __init__(self, path, **_):
+    def __init__(self, path):
         world = Actor.current.world
         self.inbox = deque([b"\x01"] * len(world.ranks) if path == "back" else [])
         self.send = self.send_multipart = partial(world.publish, path)
@@ -341,12 +335,6 @@ class Socket:
 
     def recv(self):
         return self.inbox.popleft()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 class Poller:
@@ -551,7 +539,7 @@ class World:
             socket.inbox.append(message)
         else:
             engine, actor = self.engines[to], self.actors[to]
-            engine.input_queue.items.append(message)
+            engine.input_queue.put_nowait(message)
             if message[0] == Kind.ABORT:
                 engine.aborts_queue.put_nowait(message[1])
             if actor.at in LOOKS:
@@ -697,7 +685,7 @@ class World:
             len(engine._idle_state_callbacks),
             [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()],
             engine.aborts_queue.qsize(),
-            shape(engine.input_queue.items),
+            shape(engine.input_queue.queue),
             resize and (resize.state.value, resize.worker_type),
             shape(engine.gate),
         )
@@ -820,7 +808,11 @@ def controlled():
         (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
         (core, "freeze_gc_heap", lambda: None),
-        (coordinator, "make_zmq_socket", lambda path, **_: Socket(path)),
+        (
+            coordinator,
+            "make_zmq_socket",
+            lambda path, **_: contextlib.nullcontext(Socket(path)),
+        ),
         (zmq, "Poller", Poller),
     ]
     with contextlib.ExitStack() as stack:

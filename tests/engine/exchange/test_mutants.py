@@ -19,17 +19,8 @@ from world import controlled
 
 BOUND = "2 ranks, 2 events"
 
-OWNERS = {
-    each.__name__: each
-    for each in (
-        BalanceGate,
-        PrefillPermit,
-        Timing,
-        RankWatch,
-        DPEngineCoreProc,
-        Cap,
-    )
-}
+OWNED = BalanceGate, PrefillPermit, Timing, RankWatch, Cap
+OWNERS = {each.__name__: each for each in (*OWNED, DPEngineCoreProc)}
 # The first three are faults of other engines, which architecture.md names.
 TEXT = """\
 gather inside schedule() (cap, sync, waves)
@@ -101,13 +92,9 @@ def mutated(*changes):
             assert before in code, f"{owner.__qualname__}.{name} has no {before!r}"
             code = code.replace(before, after, 1)
             code = code.replace("super()", f"super({owner.__qualname__}, self)")
-            found = {}
-            exec(
-                "from __future__ import annotations\n" + code,
-                function.__globals__,
-                found,
-            )
-            found[name].source = code
+            found, code = {}, "from __future__ import annotations\n" + code
+            exec(code, function.__globals__, found)
+            found[name].source = code  # for another change of the same
             stack.enter_context(mock.patch.object(owner, name, found[name]))
         yield
 
