@@ -68,6 +68,11 @@ class GatedRank(Scheduler):
         self._ended = 0
         self._in_flight.clear()
 
+    def skip(self, steps: int, now: float) -> None:
+        """Takes calm steps at once, of which the last ends now."""
+        super().skip(steps, now)
+        self._rows.end_exchange(now)
+
     def measure(self, wave: int, step: int, now: float) -> Row:
         """The rank's row after the step.
 

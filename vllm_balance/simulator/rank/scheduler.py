@@ -87,8 +87,9 @@ class Scheduler:
         self._counts: RankCounts | None = None
         self._changes = 0
         """Grows when a request comes, goes, or computes some of its prompt."""
-        self._last_schedule = -1, OPEN
-        """Changes and decision before the last schedule: without another it repeats."""
+        self.calm_until: float = 0
+        """The step before which all only let decodes go on, if no request comes and, of
+        a rank with prompts, if the decision stays."""
         self._begin_prefill()
 
     def _begin_prefill(self) -> None:
@@ -101,6 +102,7 @@ class Scheduler:
     def _note_change(self) -> None:
         self._counts = None
         self._changes += 1
+        self.calm_until = 0
 
     @property
     def held(self) -> bool:
@@ -137,35 +139,48 @@ class Scheduler:
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
+        if decision != self._decision and (self._waiting or self._partial):
+            self.calm_until = 0
         self._decision = decision
+
+    def calm_steps(self) -> float:
+        """How many steps from now on only let decodes go on."""
+        return self.calm_until - self._step - 1
+
+    def skip(self, steps: int, now: float) -> None:
+        """Takes calm steps at once, of which the last ends now."""
+        self._step += steps
 
     def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self._step += 1
+        if self._step < self.calm_until:
+            self._in_flight.append(NOTHING)
+            return 0, self._decodes.count, self._decodes.context(self._step), 0.0, 0
         if self.prefilled or self._single:
             self._begin_prefill()
-        before = self._changes, self._decision
-        if self._blocks.is_limited or before != self._last_schedule:
-            self._last_schedule = before
-            self._held = set()
-            # Nothing is admitted in a step that preempts.
-            if not self._grow():
-                self._schedule_prefill()
+        before = self._changes
+        self._held = set()
+        # Nothing is admitted in a step that preempts.
+        if not self._grow():
+            self._schedule_prefill()
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
-            self._decodes.context + self._single_context,
+            self._decodes.context(self._step) + self._single_context,
             self._attended,
             self._before,
         )
         self._in_flight.append(self._advance())
+        if self._changes == before and not self._blocks.is_limited:
+            self.calm_until = self._decodes.next_end
         return load
 
     def _grow(self) -> bool:
         """Gives decodes the blocks that they need; whether any was preempted."""
         preempts = False
         if self._blocks.is_limited:
-            while not self._blocks.grow(self._decodes.blocks):
+            while not self._blocks.grow(self._decodes.blocks(self._step)):
                 self._preempt_last()
                 preempts = True
         return preempts
