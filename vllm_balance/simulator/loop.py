@@ -4,6 +4,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import NamedTuple
 
 from .front_end.api_servers import Dispatcher
@@ -108,7 +109,11 @@ class Cluster:
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
         left = len(self._requests)
+        # Others look at each step, or change ranks between two.
+        watched = self._leave or self._on_step or self._launch or self._dispatcher.is_dealt
         while left:
+            if not (watched or self._routed):
+                self._pass_calm()
             self._begin_step()
             # Not in the first step of a wave: another is scheduled before it ends.
             if len(self._in_flight) > self._async:
@@ -116,6 +121,30 @@ class Cluster:
             self._agree()
         clients = self._clients
         return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
+
+    def _pass_calm(self) -> None:
+        """Takes steps in which only decodes go on, until a request comes or ends.
+
+        What the others do else, is nothing then; prompts that wait go on to do so.
+        """
+        engine, controller, in_flight = self._engine, self._controller, self._in_flight
+        calm, arrival = engine.calm_steps(), self._clients.next_arrival
+        if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
+            return
+        loads, steps = engine.decodes(), 0
+        while calm > 0 and arrival > self._now:
+            in_flight.append((loads, None))
+            ended, _ = in_flight.popleft()
+            seconds = self._device(ended, self._now)
+            now = self._now = self._now + seconds
+            self._totals.append(_sum_up(now, seconds, ended, 0))
+            loads = loads._replace(context=[*map(add, loads.context, loads.decodes)])
+            calm, steps = calm - 1, steps + 1
+            self._step += 1
+            if controller is not None:
+                engine.decide(controller.decide(engine.exchange_calm(self._step, now)))
+                calm = min(calm, engine.calm_steps())
+        engine.skip(steps, self._now)
 
     def _begin_step(self) -> None:
         """Requests that have arrived reach their ranks, and a step is scheduled."""

@@ -17,11 +17,16 @@ class Dispatcher:
         self.coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether requests wait here until the next step."""
+        return self._load_balancers[0].is_dealt
+
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]
     ) -> list[tuple[int, SimRequest]]:
         """What is sent of what has arrived, with its time, each with its rank."""
-        if self._load_balancers[0].is_dealt:
+        if self.is_dealt:
             return self._load_balancers[0].deal([request for _, request in arrived])
         routed = []
         for time, request in arrived:

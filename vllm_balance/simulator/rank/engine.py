@@ -89,6 +89,20 @@ class Engine:
         """Tokens of the answer that a request has which is on its way or in a rank."""
         return self._ranks[request.rank].output_tokens(request)
 
+    def calm_steps(self) -> float:
+        """How many steps from now on only let decodes go on, as `Rank.calm_until`."""
+        return min([rank.calm_steps() for rank in self._ranks])
+
+    def decodes(self) -> Loads:
+        """The next step, which is calm."""
+        none = [0] * len(self._ranks)
+        return Loads(none, *zip(*[rank.decodes() for rank in self._ranks], strict=True))
+
+    def skip(self, steps: int, now: float) -> None:
+        """Takes calm steps at once, of which the last ends now."""
+        for rank in self._ranks:
+            rank.skip(steps, now)
+
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
         return Loads(*zip(*[rank.schedule() for rank in self._ranks], strict=True))
@@ -106,8 +120,19 @@ class Engine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
-        return Snapshot.from_rows(
-            [rank.measure(wave, step, now) for rank in self._ranks], self._limits
+        rows = [rank.measure(wave, step, now) for rank in self._ranks]
+        self._last_rows, self._now = Snapshot.from_rows(rows, self._limits), now
+        return self._last_rows
+
+    def exchange_calm(self, step: int, now: float) -> Snapshot:
+        """As `exchange`, after a calm step."""
+        rows, ranks = self._last_rows, self._ranks
+        since = [rank.pending_since for rank in ranks]
+        last, self._now = self._now, now
+        return rows._replace(
+            step=(step,) * len(ranks),
+            step_time_us=(int((now - last) * 1e6),) * len(ranks),
+            pending_age_us=tuple([0 if begun is None else int((now - begun) * 1e6) for begun in since]),
         )
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:

@@ -48,6 +48,7 @@ class GatedRank(Scheduler):
         """
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
+        self._has_limit = ttft > 0
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
         self._last_changes = -1
@@ -88,7 +89,15 @@ class GatedRank(Scheduler):
         if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
             self._read()
         ended, self._ended = self._ended, 0
-        return rows.row(wave, step, now, self._queues, ended, self._pending)
+        row = rows.row(wave, step, now, self._queues, ended, self._pending)
+        if self._has_limit or not (self._order is None or rows.is_sorted):
+            self.calm_until = 0  # other parts of the next row differ than its times
+        return row
+
+    @property
+    def pending_since(self) -> float | None:
+        """When the oldest pending request became so, if there is one."""
+        return self._rows.pending_since if self._pending.tokens else None
 
     def _read(self) -> None:
         """Puts the queue in order, and reads it."""

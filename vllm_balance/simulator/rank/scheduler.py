@@ -147,6 +147,10 @@ class Scheduler:
         """How many steps from now on only let decodes go on."""
         return self.calm_until - self._step - 1
 
+    def decodes(self) -> tuple[int, int]:
+        """Tokens of the decodes of the next step, and what they attend to."""
+        return self._decodes.tokens, self._decodes.context(self._step + 1)
+
     def skip(self, steps: int, now: float) -> None:
         """Takes calm steps at once, of which the last ends now."""
         self._step += steps
