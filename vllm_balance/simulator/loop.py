@@ -142,9 +142,9 @@ class Cluster:
             calm, steps = calm - 1, steps + 1
             self._step += 1
             if controller is not None:
-                engine.decide(controller.decide(engine.exchange_calm(self._step, now)))
+                engine.decide(controller.decide(engine.exchange(self._wave, self._step, now)))
                 calm = min(calm, engine.calm_steps())
-        engine.skip(steps, self._now)
+        engine.skip(steps)
 
     def _begin_step(self) -> None:
         """Requests that have arrived reach their ranks, and a step is scheduled."""

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from vllm_balance.core.policies import Decision
-from vllm_balance.core.policies.rows import Limits, Snapshot
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 from ..requests.request import SimRequest
 from ..step_time.model import Loads
@@ -14,6 +14,10 @@ from .gate import GatedRank
 from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
 from .limits import RankLimits
 from .scheduler import NOTHING, Outcome
+
+_STEP, _TIME, _AGE = map(
+    Snapshot._fields.index, ("step", "step_time_us", "pending_age_us")
+)
 
 
 class Engine:
@@ -62,6 +66,13 @@ class Engine:
             GatedRank(limits, blocks(), async_scheduling, short_first, ttft)
             for _ in range(limits.ranks)
         ]
+        self._now: float | None = None
+        """When rows were exchanged last in the wave."""
+        self._rows: list[Row] = []
+        """What they were, and by column:"""
+        self._columns: list[tuple[int, ...]] = []
+        self._since: list[float | None] = []
+        """Of each rank, when the oldest pending request became so."""
 
     @property
     def held(self) -> Sequence[bool]:
@@ -98,10 +109,10 @@ class Engine:
         none = [0] * len(self._ranks)
         return Loads(none, *zip(*[rank.decodes() for rank in self._ranks], strict=True))
 
-    def skip(self, steps: int, now: float) -> None:
-        """Takes calm steps at once, of which the last ends now."""
+    def skip(self, steps: int) -> None:
+        """Takes calm steps at once."""
         for rank in self._ranks:
-            rank.skip(steps, now)
+            rank.skip(steps)
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
@@ -120,20 +131,21 @@ class Engine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
-        rows = [rank.measure(wave, step, now) for rank in self._ranks]
-        self._last_rows, self._now = Snapshot.from_rows(rows, self._limits), now
-        return self._last_rows
-
-    def exchange_calm(self, step: int, now: float) -> Snapshot:
-        """As `exchange`, after a calm step."""
-        rows, ranks = self._last_rows, self._ranks
-        since = [rank.pending_since for rank in ranks]
-        last, self._now = self._now, now
-        return rows._replace(
-            step=(step,) * len(ranks),
-            step_time_us=(int((now - last) * 1e6),) * len(ranks),
-            pending_age_us=tuple([0 if begun is None else int((now - begun) * 1e6) for begun in since]),
+        ranks, last, self._now = self._ranks, self._now, now
+        rows = [rank.measure(wave, step, now, last) for rank in ranks]
+        if rows != self._rows:
+            self._rows = rows
+            self._columns = [*zip(*rows, strict=True), *zip(*self._limits, strict=True)]
+            self._since = [rank.pending_since for rank in ranks]
+        # What is another in each step, also in rows that were not made again.
+        columns = self._columns
+        columns[_STEP] = (step,) * len(ranks)
+        seconds = 0.0 if last is None else now - last
+        columns[_TIME] = (int(seconds * 1e6),) * len(ranks)
+        columns[_AGE] = tuple(
+            [0 if since is None else int((now - since) * 1e6) for since in self._since]
         )
+        return Snapshot._make(columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
@@ -144,5 +156,6 @@ class Engine:
 
     def end_wave(self) -> None:
         """Forgets the decision."""
+        self._now = None
         for rank in self._ranks:
             rank.end_wave()

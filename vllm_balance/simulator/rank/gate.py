@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A rank: its scheduler, and what its gate tells the others.
 
-The code of the real gate says what is pending, and makes the row. A rank that did not
-change since its last row is not read again: its requests only grow older.
+The code of the real gate says what is pending, and makes the row. After a step in which
+a rank only decodes its row is the last one but for times, which are the engine's to
+put in: it is not made again.
 """
 
 from itertools import islice
@@ -49,6 +50,10 @@ class GatedRank(Scheduler):
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._has_limit = ttft > 0
+        self._row: Row | None = None
+        """The last one, unless the rank has changed since."""
+        self.pending_since: float | None = None
+        """When the oldest pending request became so, if there is one."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
         self._last_changes = -1
@@ -69,35 +74,35 @@ class GatedRank(Scheduler):
         self._ended = 0
         self._in_flight.clear()
 
-    def skip(self, steps: int, now: float) -> None:
-        """Takes calm steps at once, of which the last ends now."""
-        super().skip(steps, now)
-        self._rows.end_exchange(now)
+    def _schedule(self) -> None:
+        self._row = None
+        super()._schedule()
 
-    def measure(self, wave: int, step: int, now: float) -> Row:
-        """The rank's row after the step.
+    def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
+        """The rank's row after the step, or the last one if only times are others.
 
         Args:
             wave: number of the wave.
             step: number of the step that has ended in the wave.
             now: virtual seconds.
+            last: those after the step before it, if there was one in the wave.
         """
+        if self._row is not None:
+            return self._row
         rows = self._rows
+        if last is not None:
+            rows.end_exchange(last)
         rows.end_step(now, self.prefilled, self.twice_attended // 2)
         is_sorted = self._order is None or rows.is_sorted
         unchanged = self._changes == self._last_changes and is_sorted
         if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
             self._read()
         ended, self._ended = self._ended, 0
-        row = rows.row(wave, step, now, self._queues, ended, self._pending)
+        self._row = rows.row(wave, step, now, self._queues, ended, self._pending)
+        self.pending_since = rows.pending_since if self._pending.tokens else None
         if self._has_limit or not (self._order is None or rows.is_sorted):
-            self.calm_until = 0  # other parts of the next row differ than its times
-        return row
-
-    @property
-    def pending_since(self) -> float | None:
-        """When the oldest pending request became so, if there is one."""
-        return self._rows.pending_since if self._pending.tokens else None
+            self.calm_until = 0  # the next row is not this one but for its times
+        return self._row
 
     def _read(self) -> None:
         """Puts the queue in order, and reads it."""

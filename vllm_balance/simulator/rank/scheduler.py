@@ -151,8 +151,8 @@ class Scheduler:
         """Tokens of the decodes of the next step, and what they attend to."""
         return self._decodes.tokens, self._decodes.context(self._step + 1)
 
-    def skip(self, steps: int, now: float) -> None:
-        """Takes calm steps at once, of which the last ends now."""
+    def skip(self, steps: int) -> None:
+        """Takes calm steps at once."""
         self._step += steps
 
     def schedule(self) -> tuple[int, int, int, float, int]:
@@ -161,13 +161,8 @@ class Scheduler:
         if self._step < self.calm_until:
             self._in_flight.append(NOTHING)
             return 0, self._decodes.count, self._decodes.context(self._step), 0.0, 0
-        if self.prefilled or self._single:
-            self._begin_prefill()
         before = self._changes
-        self._held = set()
-        # Nothing is admitted in a step that preempts.
-        if not self._grow():
-            self._schedule_prefill()
+        self._schedule()
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
@@ -179,6 +174,15 @@ class Scheduler:
         if self._changes == before and not self._blocks.is_limited:
             self.calm_until = self._decodes.next_end
         return load
+
+    def _schedule(self) -> None:
+        """Starts a step in which there may be more than decodes."""
+        if self.prefilled or self._single:
+            self._begin_prefill()
+        self._held = set()
+        # Nothing is admitted in a step that preempts.
+        if not self._grow():
+            self._schedule_prefill()
 
     def _grow(self) -> bool:
         """Gives decodes the blocks that they need; whether any was preempted."""
