@@ -131,20 +131,23 @@ class Cluster:
         calm, arrival = engine.calm_steps(), self._clients.next_arrival
         if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
             return
-        loads, steps = engine.decodes(), 0
-        while calm > 0 and arrival > self._now:
-            in_flight.append((loads, None))
-            ended, _ = in_flight.popleft()
-            seconds = self._device(ended, self._now)
-            now = self._now = self._now + seconds
-            self._totals.append(_sum_up(now, seconds, ended, 0))
-            loads = loads._replace(context=[*map(add, loads.context, loads.decodes)])
-            calm, steps = calm - 1, steps + 1
-            self._step += 1
+        none, decodes, context, *_ = loads = engine.decodes()
+        _, _, *same = _sum_up(0.0, 0.0, loads, 0)
+        now, first, last = self._now, self._step, None
+        while calm > 0 and arrival > now:
+            in_flight.append((Loads(none, decodes, context), None))
+            seconds = self._device(in_flight.popleft()[0], now)
+            now += seconds
+            self._totals.append(StepTotals(now, seconds, *same))
+            context = [*map(add, context, decodes)]
+            self._step, calm = self._step + 1, calm - 1
             if controller is not None:
-                engine.decide(controller.decide(engine.exchange(self._wave, self._step, now)))
-                calm = min(calm, engine.calm_steps())
-        engine.skip(steps)
+                rows = engine.exchange(self._wave, self._step, now)
+                if (decision := controller.decide(rows)) != last:
+                    engine.decide(decision)
+                    last, calm = decision, min(calm, engine.calm_steps())
+        self._now = now
+        engine.skip(self._step - first)
 
     def _begin_step(self) -> None:
         """Requests that have arrived reach their ranks, and a step is scheduled."""

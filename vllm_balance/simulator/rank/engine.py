@@ -106,8 +106,8 @@ class Engine:
 
     def decodes(self) -> Loads:
         """The next step, which is calm."""
-        none = [0] * len(self._ranks)
-        return Loads(none, *zip(*[rank.decodes() for rank in self._ranks], strict=True))
+        decodes, context = zip(*[rank.decodes() for rank in self._ranks], strict=True)
+        return Loads((0,) * len(decodes), decodes, context)
 
     def skip(self, steps: int) -> None:
         """Takes calm steps at once."""
@@ -132,7 +132,7 @@ class Engine:
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
         ranks, last, self._now = self._ranks, self._now, now
-        rows = [rank.measure(wave, step, now, last) for rank in ranks]
+        rows = [rank.row or rank.measure(wave, step, now, last) for rank in ranks]
         if rows != self._rows:
             self._rows = rows
             self._columns = [*zip(*rows, strict=True), *zip(*self._limits, strict=True)]

@@ -50,8 +50,8 @@ class GatedRank(Scheduler):
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._has_limit = ttft > 0
-        self._row: Row | None = None
-        """The last one, unless the rank has changed since."""
+        self.row: Row | None = None
+        """The last one, if the next is the same but for its times."""
         self.pending_since: float | None = None
         """When the oldest pending request became so, if there is one."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
@@ -75,11 +75,11 @@ class GatedRank(Scheduler):
         self._in_flight.clear()
 
     def _schedule(self) -> None:
-        self._row = None
+        self.row = None
         super()._schedule()
 
     def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
-        """The rank's row after the step, or the last one if only times are others.
+        """The rank's row after a step that was not calm.
 
         Args:
             wave: number of the wave.
@@ -87,8 +87,8 @@ class GatedRank(Scheduler):
             now: virtual seconds.
             last: those after the step before it, if there was one in the wave.
         """
-        if self._row is not None:
-            return self._row
+        if self.row is not None:
+            return self.row
         rows = self._rows
         if last is not None:
             rows.end_exchange(last)
@@ -98,11 +98,11 @@ class GatedRank(Scheduler):
         if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
             self._read()
         ended, self._ended = self._ended, 0
-        self._row = rows.row(wave, step, now, self._queues, ended, self._pending)
+        self.row = rows.row(wave, step, now, self._queues, ended, self._pending)
         self.pending_since = rows.pending_since if self._pending.tokens else None
         if self._has_limit or not (self._order is None or rows.is_sorted):
             self.calm_until = 0  # the next row is not this one but for its times
-        return self._row
+        return self.row
 
     def _read(self) -> None:
         """Puts the queue in order, and reads it."""
