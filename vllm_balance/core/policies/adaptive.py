@@ -341,7 +341,7 @@ def _weigh(
     if limits.ttft and decodes_keep:
         usual_seconds = cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks)
         due = _due(cost, work, snapshot, whole, limits.ttft, usual_seconds)
-    release = OPEN._replace(reason="first_token" if due else "gain")
+    reason = "first_token" if due else "gain"
     budget, _ = best_prefill_budget(*given, due)
     if budget and not due and ranks > 1:
         served = [min(tokens, budget) for tokens in work]
@@ -359,7 +359,7 @@ def _weigh(
             most = share * one * largest
             shares = [min(tokens, whole) for tokens, _ in rows]
             if least := max([n for n in shares if n <= most], default=0):
-                release = OPEN._replace(reason="cheap")
+                reason = "cheap"
                 budget, gain = best_prefill_budget(*given, least)
                 allowed += gain * persons
         cheap = Cheap(cheap.usual, cheap.pending, allowed)
@@ -367,7 +367,7 @@ def _weigh(
         return _HOLD, cheap
     # Rounded up, so that nothing is left of a prompt for which it is meant.
     tokens = int(budget) + (known.attention > 0)
-    return release._replace(prefill_budget=tokens), cheap
+    return Decision(True, tokens, reason), cheap
 
 
 def _due(

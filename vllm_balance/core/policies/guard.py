@@ -4,6 +4,7 @@
 
 import math
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .cost import whole_step
@@ -146,13 +147,16 @@ class _Median:
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        self.value = 0.0
 
     def add(self, value: float, weight: int = 1) -> None:
         self.recent.append((value, weight))
-        half = sum(weight for _, weight in self.recent) / 2
+        vars(self).pop("value", None)
+
+    @cached_property
+    def value(self) -> float:
+        half = sum([weight for _, weight in self.recent]) / 2
         for each, weight in sorted(self.recent):
             half -= weight
             if half <= 0:
-                self.value = each
-                return
+                return each
+        return 0.0
