@@ -128,9 +128,10 @@ class Cluster:
         What the others do else, is nothing then; prompts that wait go on to do so.
         """
         engine, controller, in_flight = self._engine, self._controller, self._in_flight
-        calm, arrival = engine.calm_steps(), self._clients.next_arrival
+        calm = engine.calm_steps()
         if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
             return
+        arrival = self._clients.next_arrival
         none, decodes, context, *_ = loads = engine.decodes()
         _, _, *same = _sum_up(0.0, 0.0, loads, 0)
         now, first, last = self._now, self._step, None
@@ -156,10 +157,11 @@ class Cluster:
             self._now = max(self._now, clients.next_arrival)
             dispatcher.coordinator.wake(self._now)
         arrived = dispatcher.route(clients.arrived(self._now))
-        for rank, request in (*self._routed, *arrived):
-            engine.add(rank, request)
-        self._routed = []
-        self._tell_coordinator()
+        if self._routed or arrived:
+            for rank, request in (*self._routed, *arrived):
+                engine.add(rank, request)
+            self._routed = []
+            self._tell_coordinator()
         if self._leave is not None:
             self._gone += self._leave(engine, self._now)
         loads = engine.schedule()

@@ -52,6 +52,8 @@ class Coordinator:
             step: steps of the wave that have ended.
             counts: of every rank.
         """
+        if counts == self._counts:
+            return
         told = False
         for rank, new in enumerate(counts):
             old = self._counts[rank]

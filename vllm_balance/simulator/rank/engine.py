@@ -53,7 +53,8 @@ class Engine:
         """
         limits.check_longest(max_model_len)
         each = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._limits = [each] * limits.ranks
+        self._limits = [(limit,) * limits.ranks for limit in each]
+        """By column."""
 
         def blocks() -> Blocks:
             if received:
@@ -102,7 +103,8 @@ class Engine:
 
     def calm_steps(self) -> float:
         """How many steps from now on only let decodes go on, as `Rank.calm_until`."""
-        return min([rank.calm_steps() for rank in self._ranks])
+        until = min([rank.calm_until for rank in self._ranks])
+        return until - self._ranks[0].step - 1
 
     def decodes(self) -> Loads:
         """The next step, which is calm."""
@@ -112,7 +114,7 @@ class Engine:
     def skip(self, steps: int) -> None:
         """Takes calm steps at once."""
         for rank in self._ranks:
-            rank.skip(steps)
+            rank.step += steps
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
@@ -135,7 +137,7 @@ class Engine:
         rows = [rank.row or rank.measure(wave, step, now, last) for rank in ranks]
         if rows != self._rows:
             self._rows = rows
-            self._columns = [*zip(*rows, strict=True), *zip(*self._limits, strict=True)]
+            self._columns = [*zip(*rows, strict=True), *self._limits]
             self._since = [rank.pending_since for rank in ranks]
         # What is another in each step, also in rows that were not made again.
         columns = self._columns

@@ -79,7 +79,8 @@ class Scheduler:
         """Since the last row, of those that decoded then."""
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
-        self._step = 0
+        self.step = 0
+        """The newest one."""
         self._decision = OPEN
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
@@ -135,7 +136,7 @@ class Scheduler:
             return 0
         if work.ended:
             return request.output_len
-        return self._decodes.output_tokens(work, self._step)
+        return self._decodes.output_tokens(work, self.step)
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
@@ -143,30 +144,22 @@ class Scheduler:
             self.calm_until = 0
         self._decision = decision
 
-    def calm_steps(self) -> float:
-        """How many steps from now on only let decodes go on."""
-        return self.calm_until - self._step - 1
-
     def decodes(self) -> tuple[int, int]:
         """Tokens of the decodes of the next step, and what they attend to."""
-        return self._decodes.tokens, self._decodes.context(self._step + 1)
-
-    def skip(self, steps: int) -> None:
-        """Takes calm steps at once."""
-        self._step += steps
+        return self._decodes.tokens, self._decodes.context(self.step + 1)
 
     def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
-        self._step += 1
-        if self._step < self.calm_until:
+        self.step += 1
+        if self.step < self.calm_until:
             self._in_flight.append(NOTHING)
-            return 0, self._decodes.count, self._decodes.context(self._step), 0.0, 0
+            return 0, self._decodes.count, self._decodes.context(self.step), 0.0, 0
         before = self._changes
         self._schedule()
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
-            self._decodes.context(self._step) + self._single_context,
+            self._decodes.context(self.step) + self._single_context,
             self._attended,
             self._before,
         )
@@ -188,7 +181,7 @@ class Scheduler:
         """Gives decodes the blocks that they need; whether any was preempted."""
         preempts = False
         if self._blocks.is_limited:
-            while not self._blocks.grow(self._decodes.blocks(self._step)):
+            while not self._blocks.grow(self._decodes.blocks(self.step)):
                 self._preempt_last()
                 preempts = True
         return preempts
@@ -200,7 +193,7 @@ class Scheduler:
         if work is self._partial:
             self._partial = None
         else:
-            self._decodes.preempt(work, self._step)
+            self._decodes.preempt(work, self.step)
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
@@ -208,6 +201,8 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
+        if not (self._waiting or self._partial):
+            return
         allowance = Allowance(self._decision, self._max_tokens)
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
@@ -268,7 +263,7 @@ class Scheduler:
 
     def _advance(self) -> Outcome:
         """What the step brings to the next one; the scheduler knows it at once."""
-        done = self._decodes.advance(self._step)
+        done = self._decodes.advance(self.step)
         wasted = self._decodes.wasted
         if not done and not self._complete:
             return Outcome([], [], wasted) if wasted else NOTHING
@@ -279,10 +274,10 @@ class Scheduler:
             self._ended += len(done)
         for work in complete:
             if work.request.output_len == work.num_output_tokens + 1:
-                work.ends = self._step
+                work.ends = self.step
                 done.append(work)
             else:
-                self._decodes.begin(work, self._step)
+                self._decodes.begin(work, self.step)
         for work in done:
             work.ended = True
         return Outcome(first, [work.request for work in done], wasted)
@@ -290,6 +285,8 @@ class Scheduler:
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
         outcome = self._in_flight.popleft()
+        if outcome is NOTHING:
+            return outcome
         if self._async:  # the row before it says that all of them decode
             self._ended += len(outcome.done)
         for request in outcome.done:
