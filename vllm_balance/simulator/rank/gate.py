@@ -47,11 +47,11 @@ class GatedRank(Scheduler):
             short_first: whether short prompts may pass long ones.
             ttft: limit of first tokens in seconds; 0 is none.
         """
+        self.row: Row | None = None
+        """The last one, if the next is the same but for its times."""
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._has_limit = ttft > 0
-        self.row: Row | None = None
-        """The last one, if the next is the same but for its times."""
         self.pending_since: float | None = None
         """When the oldest pending request became so, if there is one."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
@@ -74,12 +74,12 @@ class GatedRank(Scheduler):
         self._ended = 0
         self._in_flight.clear()
 
-    def _schedule(self) -> None:
+    def _note_change(self) -> None:
         self.row = None
-        super()._schedule()
+        super()._note_change()
 
     def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
-        """The rank's row after a step that was not calm.
+        """The rank's row after the step.
 
         Args:
             wave: number of the wave.
@@ -87,8 +87,6 @@ class GatedRank(Scheduler):
             now: virtual seconds.
             last: those after the step before it, if there was one in the wave.
         """
-        if self.row is not None:
-            return self.row
         rows = self._rows
         if last is not None:
             rows.end_exchange(last)
@@ -98,11 +96,12 @@ class GatedRank(Scheduler):
         if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
             self._read()
         ended, self._ended = self._ended, 0
-        self.row = rows.row(wave, step, now, self._queues, ended, self._pending)
+        row = rows.row(wave, step, now, self._queues, ended, self._pending)
         self.pending_since = rows.pending_since if self._pending.tokens else None
-        if self._has_limit or not (self._order is None or rows.is_sorted):
-            self.calm_until = 0  # the next row is not this one but for its times
-        return self.row
+        is_sorted = self._order is None or rows.is_sorted
+        is_first = self.prefilled or ended or self._has_limit or self._blocks.is_limited
+        self.row = row if is_sorted and not is_first else None
+        return row
 
     def _read(self) -> None:
         """Puts the queue in order, and reads it."""

@@ -155,7 +155,12 @@ class Scheduler:
             self._in_flight.append(NOTHING)
             return 0, self._decodes.count, self._decodes.context(self.step), 0.0, 0
         before = self._changes
-        self._schedule()
+        if self.prefilled or self._single:
+            self._begin_prefill()
+        self._held = set()
+        # Nothing is admitted in a step that preempts.
+        if not self._grow():
+            self._schedule_prefill()
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
@@ -164,18 +169,9 @@ class Scheduler:
             self._before,
         )
         self._in_flight.append(self._advance())
-        if self._changes == before and not self._blocks.is_limited:
-            self.calm_until = self._decodes.next_end
+        if self._changes == before:
+            self._begin_calm()
         return load
-
-    def _schedule(self) -> None:
-        """Starts a step in which there may be more than decodes."""
-        if self.prefilled or self._single:
-            self._begin_prefill()
-        self._held = set()
-        # Nothing is admitted in a step that preempts.
-        if not self._grow():
-            self._schedule_prefill()
 
     def _grow(self) -> bool:
         """Gives decodes the blocks that they need; whether any was preempted."""
@@ -291,7 +287,14 @@ class Scheduler:
             self._ended += len(outcome.done)
         for request in outcome.done:
             self._finish(request)
+        if not (self._in_flight or self.prefilled or self._single or self._partial):
+            if self._held or not self._waiting:  # the next step starts none either
+                self._begin_calm()
         return outcome
+
+    def _begin_calm(self) -> None:
+        if not self._blocks.is_limited:
+            self.calm_until = self._decodes.next_end
 
     def _finish(self, request: SimRequest) -> None:
         work = self._requests.pop(str(request.index))
