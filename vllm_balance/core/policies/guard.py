@@ -129,8 +129,8 @@ class Guard:
 
 def withheld_share(decision: Decision, snapshot: Snapshot) -> float:
     """Share of a whole step's prompt tokens that a decision keeps back."""
-    if (budget := decision.prefill_budget) is None:
-        return 0.0
+    if not (budget := decision.prefill_budget):
+        return float(budget == 0)
     whole = max(1, max(snapshot.max_tokens) - max(snapshot.running))
     return 1 - min(1.0, budget / whole_step(whole, decision.cost_per_attended))
 
