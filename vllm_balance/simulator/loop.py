@@ -132,7 +132,7 @@ class Cluster:
         if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
             return
         arrival = self._clients.next_arrival
-        none, decodes, context, *_ = loads = engine.decodes()
+        none, decodes, context, *_ = loads = engine.skip(0)
         _, _, *same = _sum_up(0.0, 0.0, loads, 0)
         now, first, last = self._now, self._step, None
         while calm > 0 and arrival > now:

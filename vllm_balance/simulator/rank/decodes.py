@@ -19,8 +19,8 @@ class Decodes:
     def __init__(self) -> None:
         self.count = 0
         """Requests that compute in the next step."""
-        self._context = 0
-        """Tokens that these attend to in step 0, if they had always been there."""
+        self.context = 0
+        """Tokens that these attend to."""
         self.wasted = 0
         """Tokens of the last step that bring none of an answer."""
         self._begun = 0
@@ -29,42 +29,42 @@ class Decodes:
         """Requests by the step of their last token."""
 
     @property
+    def next_end(self) -> float:
+        """The step in which one ends next."""
+        return min(self._ending, default=math.inf)
+
+    def skip(self, steps: int) -> None:
+        """Takes steps at once in which none ends."""
+        self.context += steps * self.count
+
+    @property
     def tokens(self) -> int:
         """Tokens that all compute in the next step."""
         return self.count * self.per_request
 
     @property
-    def next_end(self) -> float:
-        """The step in which one ends next."""
-        return min(self._ending, default=math.inf)
-
-    def context(self, step: int) -> int:
-        """Tokens that these attend to in the next step."""
-        return self._context + step * self.count
-
-    def blocks(self, step: int) -> int:
+    def blocks(self) -> int:
         """Blocks that all need for the next step, beside those with which they began.
 
         Each has filled a part of its last one, on average a half, then as now; so it is
         not looked at who needs another.
         """
-        grown = self.context(step) - self._begun
-        return blocks_of(grown + self.count * self._ahead)
+        return blocks_of(self.context - self._begun + self.count * self._ahead)
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
         work.ends = step + work.request.output_len - work.num_output_tokens - 1
         self._ending.setdefault(work.ends, []).append(work)
-        self._add(work, step)
+        self._add(work)
 
-    def _add(self, work: RankRequest, step: int) -> None:
+    def _add(self, work: RankRequest) -> None:
         self.count += 1
-        self._context += work.num_tokens - (step + 1)
+        self.context += work.num_tokens
         self._begun += work.num_tokens
 
-    def _remove(self, work: RankRequest, computed: int, step: int) -> None:
+    def _remove(self, work: RankRequest, computed: int) -> None:
         self.count -= 1
-        self._context -= computed - step
+        self.context -= computed
         self._begun -= work.num_tokens
 
     def preempt(self, work: RankRequest, step: int) -> None:
@@ -72,11 +72,11 @@ class Decodes:
         passed = self.output_tokens(work, step - 1)
         self._ending[work.ends].remove(work)
         work.ends = 0
-        self._end(work, passed, step)
+        self._end(work, passed)
 
-    def _end(self, work: RankRequest, passed: int, step: int) -> None:
+    def _end(self, work: RankRequest, passed: int) -> None:
         computed = work.request.prompt_len + passed - 1
-        self._remove(work, computed, step)
+        self._remove(work, computed)
         work.num_output_tokens, work.num_computed_tokens = passed, computed
 
     def output_tokens(self, work: RankRequest, step: int) -> int:
@@ -90,9 +90,10 @@ class Decodes:
 
     def advance(self, step: int) -> list[RankRequest]:
         """Ends a step; returns who got the last token in it."""
+        self.context += self.count
         done = self._ending.pop(step, [])
         for work in done:
-            self._remove(work, work.most_computed, step + 1)
+            self._remove(work, work.most_computed)
         return done
 
 
@@ -113,23 +114,16 @@ class DraftedDecodes(Decodes):
         self._known: dict[RankRequest, int] = {}
         """Tokens of each before the next step."""
 
-    @property
-    def next_end(self) -> float:
-        """Any step may be it."""
-        return 0
-
-    def context(self, step: int) -> int:
-        """Tokens that these attend to in the next step."""
-        return sum(self._known.values()) - self.count
+    next_end = 0  # it may be any
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""
         self._known[work] = work.num_tokens + 1
-        self._add(work, step)
+        self._add(work)
 
     def preempt(self, work: RankRequest, step: int) -> None:
         """Takes one out before a step; its tokens are counted in the request again."""
-        self._end(work, self._known.pop(work) - work.request.prompt_len, step)
+        self._end(work, self._known.pop(work) - work.request.prompt_len)
 
     def output_tokens(self, work: RankRequest, step: int) -> int:
         """Tokens of the answer that one has after the last scheduled step."""
@@ -152,4 +146,5 @@ class DraftedDecodes(Decodes):
                 self._begun -= work.num_tokens
         self.wasted = self.tokens - gains
         self.count = len(self._known)
+        self.context = sum(self._known.values()) - self.count
         return done

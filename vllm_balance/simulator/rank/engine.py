@@ -106,15 +106,10 @@ class Engine:
         until = min([rank.calm_until for rank in self._ranks])
         return until - self._ranks[0].step - 1
 
-    def decodes(self) -> Loads:
-        """The next step, which is calm."""
-        decodes, context = zip(*[rank.decodes() for rank in self._ranks], strict=True)
+    def skip(self, steps: int) -> Loads:
+        """Takes calm steps at once; the step after them, if it is one."""
+        decodes, context = zip(*[rank.skip(steps) for rank in self._ranks], strict=True)
         return Loads((0,) * len(decodes), decodes, context)
-
-    def skip(self, steps: int) -> None:
-        """Takes calm steps at once."""
-        for rank in self._ranks:
-            rank.step += steps
 
     def schedule(self) -> Loads:
         """Starts a step on every rank."""

@@ -144,16 +144,20 @@ class Scheduler:
             self.calm_until = 0
         self._decision = decision
 
-    def decodes(self) -> tuple[int, int]:
-        """Tokens of the decodes of the next step, and what they attend to."""
-        return self._decodes.tokens, self._decodes.context(self.step + 1)
+    def skip(self, steps: int) -> tuple[int, int]:
+        """Takes calm steps at once; what decodes compute and attend to in the next."""
+        self.step += steps
+        self._decodes.skip(steps)
+        return self._decodes.count, self._decodes.context
 
     def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
         self.step += 1
         if self.step < self.calm_until:
             self._in_flight.append(NOTHING)
-            return 0, self._decodes.count, self._decodes.context(self.step), 0.0, 0
+            count, context = self._decodes.count, self._decodes.context
+            self._decodes.context += count
+            return 0, count, context, 0.0, 0
         before = self._changes
         if self.prefilled or self._single:
             self._begin_prefill()
@@ -164,7 +168,7 @@ class Scheduler:
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
-            self._decodes.context(self.step) + self._single_context,
+            self._decodes.context + self._single_context,
             self._attended,
             self._before,
         )
@@ -177,7 +181,7 @@ class Scheduler:
         """Gives decodes the blocks that they need; whether any was preempted."""
         preempts = False
         if self._blocks.is_limited:
-            while not self._blocks.grow(self._decodes.blocks(self.step)):
+            while not self._blocks.grow(self._decodes.blocks):
                 self._preempt_last()
                 preempts = True
         return preempts
