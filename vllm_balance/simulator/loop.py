@@ -109,10 +109,10 @@ class Cluster:
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
         left = len(self._requests)
-        # Others look at each step, or change ranks between two.
-        watched = self._leave or self._on_step or self._launch or self._dispatcher.is_dealt
+        # Others look at each step, or change ranks before it.
+        others = self._leave, self._on_step, self._launch, self._dispatcher.is_dealt
         while left:
-            if not (watched or self._routed):
+            if not (self._routed or any(others)):
                 self._pass_calm()
             self._begin_step()
             # Not in the first step of a wave: another is scheduled before it ends.
@@ -123,10 +123,7 @@ class Cluster:
         return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
 
     def _pass_calm(self) -> None:
-        """Takes steps in which only decodes go on, until a request comes or ends.
-
-        What the others do else, is nothing then; prompts that wait go on to do so.
-        """
+        """Takes steps in which decodes go on and nothing else, if these come next."""
         engine, controller, in_flight = self._engine, self._controller, self._in_flight
         calm = engine.calm_steps()
         if calm <= 0 or len(in_flight) != self._async or not engine.has_work():

@@ -16,11 +16,7 @@ class Dispatcher:
         """Starts without requests; one load balancer for each API server."""
         self.coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
-
-    @property
-    def is_dealt(self) -> bool:
-        """Whether requests wait here until the next step."""
-        return self._load_balancers[0].is_dealt
+        self.is_dealt = load_balancers[0].is_dealt
 
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]

@@ -33,10 +33,6 @@ class Decodes:
         """The step in which one ends next."""
         return min(self._ending, default=math.inf)
 
-    def skip(self, steps: int) -> None:
-        """Takes steps at once in which none ends."""
-        self.context += steps * self.count
-
     @property
     def tokens(self) -> int:
         """Tokens that all compute in the next step."""

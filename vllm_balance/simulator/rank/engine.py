@@ -70,10 +70,10 @@ class Engine:
         self._now: float | None = None
         """When rows were exchanged last in the wave."""
         self._rows: list[Row] = []
-        """What they were, and by column:"""
         self._columns: list[tuple[int, ...]] = []
-        self._since: list[float | None] = []
-        """Of each rank, when the oldest pending request became so."""
+        """Of the last snapshot."""
+        self._since: list[float] = []
+        """Of each rank: when its oldest pending request became so, or infinity."""
 
     @property
     def held(self) -> Sequence[bool]:
@@ -102,7 +102,7 @@ class Engine:
         return self._ranks[request.rank].output_tokens(request)
 
     def calm_steps(self) -> float:
-        """How many steps from now on only let decodes go on, as `Rank.calm_until`."""
+        """How many steps, from the next on, only let decodes go on."""
         until = min([rank.calm_until for rank in self._ranks])
         return until - self._ranks[0].step - 1
 
@@ -135,14 +135,12 @@ class Engine:
             self._columns = [*zip(*rows, strict=True), *self._limits]
             self._since = [rank.pending_since for rank in ranks]
         # What is another in each step, also in rows that were not made again.
-        columns = self._columns
-        columns[_STEP] = (step,) * len(ranks)
-        seconds = 0.0 if last is None else now - last
-        columns[_TIME] = (int(seconds * 1e6),) * len(ranks)
-        columns[_AGE] = tuple(
-            [0 if since is None else int((now - since) * 1e6) for since in self._since]
-        )
-        return Snapshot._make(columns)
+        took = 0.0 if last is None else now - last
+        times = [(step, int(took * 1e6))] * len(ranks)
+        self._columns[_STEP], self._columns[_TIME] = zip(*times, strict=True)
+        ages = [int((now - at) * 1e6) if at < now else 0 for at in self._since]
+        self._columns[_AGE] = tuple(ages)
+        return Snapshot._make(self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A rank: its scheduler, and what its gate tells the others.
 
-The code of the real gate says what is pending, and makes the row. After a step in which
-a rank only decodes its row is the last one but for times, which are the engine's to
-put in: it is not made again.
+The code of the real gate says what is pending, and makes the row. While a rank only
+decodes, its row is the same but for times, which the engine puts in.
 """
 
+import math
 from itertools import islice
 
 from vllm_balance.core.measure import RowMaker
@@ -38,22 +38,14 @@ class GatedRank(Scheduler):
         short_first: bool = False,
         ttft: float = 0.0,
     ) -> None:
-        """Makes an empty rank.
-
-        Args:
-            limits: its limits.
-            blocks: of its KV cache.
-            async_scheduling: whether a step is scheduled before the last has ended.
-            short_first: whether short prompts may pass long ones.
-            ttft: limit of first tokens in seconds; 0 is none.
-        """
+        """Makes an empty rank; a limit of first tokens, in seconds, of 0 is none."""
         self.row: Row | None = None
-        """The last one, if the next is the same but for its times."""
+        """The last one, if the next is the same but for times."""
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._has_limit = ttft > 0
-        self.pending_since: float | None = None
-        """When the oldest pending request became so, if there is one."""
+        self.pending_since = math.inf
+        """When the oldest pending request became so, or infinity."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
         self._last_changes = -1
@@ -79,14 +71,7 @@ class GatedRank(Scheduler):
         super()._note_change()
 
     def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
-        """The rank's row after the step.
-
-        Args:
-            wave: number of the wave.
-            step: number of the step that has ended in the wave.
-            now: virtual seconds.
-            last: those after the step before it, if there was one in the wave.
-        """
+        """The rank's row after a step of a wave; the one before it ended at `last`."""
         rows = self._rows
         if last is not None:
             rows.end_exchange(last)
@@ -97,10 +82,10 @@ class GatedRank(Scheduler):
             self._read()
         ended, self._ended = self._ended, 0
         row = rows.row(wave, step, now, self._queues, ended, self._pending)
-        self.pending_since = rows.pending_since if self._pending.tokens else None
+        self.pending_since = rows.pending_since if self._pending.tokens else math.inf
         is_sorted = self._order is None or rows.is_sorted
-        is_first = self.prefilled or ended or self._has_limit or self._blocks.is_limited
-        self.row = row if is_sorted and not is_first else None
+        lasts = is_sorted and not (self._has_limit or self._blocks.is_limited)
+        self.row = row if lasts and not (self.prefilled or ended) else None
         return row
 
     def _read(self) -> None:

@@ -52,13 +52,7 @@ class Scheduler:
     def __init__(
         self, limits: RankLimits, blocks: Blocks, async_scheduling: bool
     ) -> None:
-        """Makes an empty scheduler.
-
-        Args:
-            limits: its limits.
-            blocks: of its KV cache, without vLLM's null block.
-            async_scheduling: whether a step is scheduled before the last has ended.
-        """
+        """Makes an empty scheduler; the blocks are without vLLM's null block."""
         self._max_running = limits.max_num_seqs
         self._max_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
@@ -80,7 +74,6 @@ class Scheduler:
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
         self.step = 0
-        """The newest one."""
         self._decision = OPEN
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
@@ -89,8 +82,8 @@ class Scheduler:
         self._changes = 0
         """Grows when a request comes, goes, or computes some of its prompt."""
         self.calm_until: float = 0
-        """The step before which all only let decodes go on, if no request comes and, of
-        a rank with prompts, if the decision stays."""
+        """The step before which all only let decodes go on, if no request comes and, if
+        there are prompts, the decision stays."""
         self._begin_prefill()
 
     def _begin_prefill(self) -> None:
@@ -147,7 +140,7 @@ class Scheduler:
     def skip(self, steps: int) -> tuple[int, int]:
         """Takes calm steps at once; what decodes compute and attend to in the next."""
         self.step += steps
-        self._decodes.skip(steps)
+        self._decodes.context += steps * self._decodes.count
         return self._decodes.count, self._decodes.context
 
     def schedule(self) -> tuple[int, int, int, float, int]:
@@ -161,9 +154,12 @@ class Scheduler:
         before = self._changes
         if self.prefilled or self._single:
             self._begin_prefill()
-        self._held = set()
+        self._held, preempts = set(), False
+        while self._blocks.is_limited and not self._blocks.grow(self._decodes.blocks):
+            self._preempt_last()
+            preempts = True
         # Nothing is admitted in a step that preempts.
-        if not self._grow():
+        if not preempts and (self._waiting or self._partial):
             self._schedule_prefill()
         load = (
             self.prefilled,
@@ -176,15 +172,6 @@ class Scheduler:
         if self._changes == before:
             self._begin_calm()
         return load
-
-    def _grow(self) -> bool:
-        """Gives decodes the blocks that they need; whether any was preempted."""
-        preempts = False
-        if self._blocks.is_limited:
-            while not self._blocks.grow(self._decodes.blocks):
-                self._preempt_last()
-                preempts = True
-        return preempts
 
     def _preempt_last(self) -> None:
         # One of which the last token is being computed is let end.
@@ -201,8 +188,6 @@ class Scheduler:
 
     def _schedule_prefill(self) -> None:
         """Continues the prompt in progress and admits requests, as far as allowed."""
-        if not (self._waiting or self._partial):
-            return
         allowance = Allowance(self._decision, self._max_tokens)
         budget = self._max_tokens - self._decodes.tokens
         work = self._partial
@@ -291,9 +276,10 @@ class Scheduler:
             self._ended += len(outcome.done)
         for request in outcome.done:
             self._finish(request)
-        if not (self._in_flight or self.prefilled or self._single or self._partial):
-            if self._held or not self._waiting:  # the next step starts none either
-                self._begin_calm()
+        # A rank that holds all starts none in the next step either.
+        is_held = not self._partial and (self._held or not self._waiting)
+        if is_held and not (self._in_flight or self.prefilled or self._single):
+            self._begin_calm()
         return outcome
 
     def _begin_calm(self) -> None:
