@@ -26,6 +26,8 @@ from .limits import RankLimits, blocks_of
 from .request import RankRequest
 from .scheduler import Scheduler
 
+_NOTHING = Pending({}, 0)
+
 
 class GatedRank(Scheduler):
     """One scheduler with its gate."""
@@ -48,10 +50,6 @@ class GatedRank(Scheduler):
         """When the oldest pending request became so, or infinity."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
-        self._last_changes = -1
-        """What `_changes` was when the queues were read last; what was found then:"""
-        self._queues = 0, 0, 0
-        self._pending = Pending({}, 0)
 
     def cached_tokens(self, request: SimRequest) -> int:
         """Tokens of a request that are in the KV cache now."""
@@ -76,33 +74,32 @@ class GatedRank(Scheduler):
         if last is not None:
             rows.end_exchange(last)
         rows.end_step(now, self.prefilled, self.twice_attended // 2)
-        is_sorted = self._order is None or rows.is_sorted
-        unchanged = self._changes == self._last_changes and is_sorted
-        if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
-            self._read()
+        waiting, running, partial = self._waiting, len(self._running), self._partial
+        rows.is_sorted, pending = True, _NOTHING
+        if waiting or partial or self._blocks.is_limited:
+            pending = self._read()
+        queues = running, running - (partial is not None), len(waiting)
         ended, self._ended = self._ended, 0
-        row = rows.row(wave, step, now, self._queues, ended, self._pending)
-        self.pending_since = rows.pending_since if self._pending.tokens else math.inf
+        row = rows.row(wave, step, now, queues, ended, pending)
+        self.pending_since = rows.pending_since if pending.tokens else math.inf
+        # With a full KV cache decodes take blocks, too.
         is_sorted = self._order is None or rows.is_sorted
-        lasts = is_sorted and not (self._has_limit or self._blocks.is_limited)
-        self.row = row if lasts and not (self.prefilled or ended) else None
+        if is_sorted and not (self._has_limit or self._blocks.is_limited):
+            self.row = row
+            if ended or self.prefilled:
+                self.row = row._replace(ended=0, prefill_tokens=0, prefill_attended=0)
         return row
 
-    def _read(self) -> None:
+    def _read(self) -> Pending:
         """Puts the queue in order, and reads it."""
         if self._order is not None:
             before = self._rows.pending
             waiting = islice(self._waiting, len(before))
             first = ["" if work.preempted else work.request_id for work in waiting]
             self._order.sort(self._waiting, first, before, self._requests)
-        self._rows.is_sorted = True
-        self._last_changes = self._changes
-        running, partial = len(self._running), self._partial
-        decoding = running - (partial is not None)
-        self._queues = running, decoding, len(self._waiting)
-        free = self._blocks.free
+        running, partial, free = len(self._running), self._partial, self._blocks.free
         refusal = self._refusal if self._refusal.lasts(free, running) else NOBODY
-        self._pending = self._work.read(
+        return self._work.read(
             () if partial is None else (partial,),
             islice(self._waiting, self._max_running - running),
             free - blocks_of(self._decodes.tokens),
