@@ -4,7 +4,6 @@
 
 import math
 from collections import deque
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .cost import whole_step
@@ -147,16 +146,19 @@ class _Median:
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._value: float | None = 0.0
+        """None before anybody has asked for it."""
 
     def add(self, value: float, weight: int = 1) -> None:
         self.recent.append((value, weight))
-        vars(self).pop("value", None)
+        self._value = None
 
-    @cached_property
+    @property
     def value(self) -> float:
-        half = sum([weight for _, weight in self.recent]) / 2
-        for each, weight in sorted(self.recent):
-            half -= weight
-            if half <= 0:
-                return each
-        return 0.0
+        if self._value is None:
+            half = sum([weight for _, weight in self.recent]) / 2
+            for self._value, weight in sorted(self.recent):
+                half -= weight
+                if half <= 0:
+                    break
+        return self._value

@@ -68,7 +68,9 @@ class GatedRank(Scheduler):
         self.row = None
         super()._note_change()
 
-    def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
+    def measure(
+        self, wave: int, step: int, now: float, last: float | None = None
+    ) -> Row:
         """The rank's row after a step of a wave; the one before it ended at `last`."""
         rows = self._rows
         if last is not None:
