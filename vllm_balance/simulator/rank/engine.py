@@ -72,8 +72,6 @@ class Engine:
         self._rows: list[Row] = []
         self._columns: list[tuple[int, ...]] = []
         """Of the last snapshot."""
-        self._since: list[float] = []
-        """Of each rank: when its oldest pending request became so, or infinity."""
 
     @property
     def held(self) -> Sequence[bool]:
@@ -133,13 +131,12 @@ class Engine:
         if rows != self._rows:
             self._rows = rows
             self._columns = [*zip(*rows, strict=True), *self._limits]
-            self._since = [rank.pending_since for rank in ranks]
         # What is another in each step, also in rows that were not made again.
         took = 0.0 if last is None else now - last
         times = [(step, int(took * 1e6))] * len(ranks)
         self._columns[_STEP], self._columns[_TIME] = zip(*times, strict=True)
-        ages = [int((now - at) * 1e6) if at < now else 0 for at in self._since]
-        self._columns[_AGE] = tuple(ages)
+        ages = [max(0.0, now - rank.pending_since) for rank in ranks]
+        self._columns[_AGE] = tuple([int(age * 1e6) for age in ages])
         return Snapshot._make(self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:

@@ -10,12 +10,7 @@ import math
 from itertools import islice
 
 from vllm_balance.core.measure import RowMaker
-from vllm_balance.core.pending import (
-    NOBODY,
-    Pending,
-    PendingWork,
-    Prompt,
-)
+from vllm_balance.core.pending import NOBODY, Pending, PendingWork, Prompt
 from vllm_balance.core.policies import OPEN
 from vllm_balance.core.policies.order import ShortFirst
 from vllm_balance.core.policies.rows import Row
@@ -68,9 +63,7 @@ class GatedRank(Scheduler):
         self.row = None
         super()._note_change()
 
-    def measure(
-        self, wave: int, step: int, now: float, last: float | None = None
-    ) -> Row:
+    def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
         """The rank's row after a step of a wave; the one before it ended at `last`."""
         rows = self._rows
         if last is not None:
