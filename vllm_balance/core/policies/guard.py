@@ -157,8 +157,8 @@ class _Median:
     def value(self) -> float:
         if self._value is None:
             half = sum([weight for _, weight in self.recent]) / 2
-            for self._value, weight in sorted(self.recent):
+            values = iter(sorted(self.recent))
+            while half > 0:
+                self._value, weight = next(values)
                 half -= weight
-                if half <= 0:
-                    break
-        return self._value
+        return self._value or 0.0

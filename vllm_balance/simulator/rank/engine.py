@@ -135,8 +135,9 @@ class Engine:
         took = 0.0 if last is None else now - last
         times = [(step, int(took * 1e6))] * len(ranks)
         self._columns[_STEP], self._columns[_TIME] = zip(*times, strict=True)
-        ages = [max(0.0, now - rank.pending_since) for rank in ranks]
-        self._columns[_AGE] = tuple([int(age * 1e6) for age in ages])
+        begun = [rank.pending_since for rank in ranks]
+        ages = [int((now - at) * 1e6) if at < now else 0 for at in begun]
+        self._columns[_AGE] = tuple(ages)
         return Snapshot._make(self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
