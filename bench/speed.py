@@ -14,10 +14,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = (
-    "recommend --data-parallel-size 4 --max-num-seqs 64 --input-len lognormal:600:1 "
-    "--output-len lognormal:300:0.8 --cost-preset a2-dp4-tp4 --request-rate 2"
-).split()
+EXAMPLE = [
+    "recommend",
+    "--data-parallel-size",
+    "4",
+    "--max-num-seqs",
+    "64",
+    "--input-len",
+    "lognormal:600:1",
+    "--output-len",
+    "lognormal:300:0.8",
+    "--cost-preset",
+    "a2-dp4-tp4",
+    "--request-rate",
+    "2",
+]
 OLD = "import argparse, pure_vllm; from vllm.benchmarks.dp_balance import cli; " + (
     "p = argparse.ArgumentParser(); cli.add_cli_args(p); cli.main(p.parse_args())"
 )

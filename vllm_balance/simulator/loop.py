@@ -130,13 +130,13 @@ class Cluster:
             return
         arrival = self._clients.next_arrival
         none, decodes, context, *_ = loads = engine.skip(0)
-        _, _, *same = _sum_up(0.0, 0.0, loads, 0)
+        _, _, tokens, count, _, balance = _sum_up(0.0, 0.0, loads, 0)
         now, first, last = self._now, self._step, None
         while calm > 0 and arrival > now:
             in_flight.append((Loads(none, decodes, context), None))
             seconds = self._device(in_flight.popleft()[0], now)
             now += seconds
-            self._totals.append(StepTotals(now, seconds, *same))
+            self._totals.append(StepTotals(now, seconds, tokens, count, 0, balance))
             context = [*map(add, context, decodes)]
             self._step, calm = self._step + 1, calm - 1
             if controller is not None:

@@ -138,7 +138,7 @@ class Engine:
         begun = [rank.pending_since for rank in ranks]
         ages = [int((now - at) * 1e6) if at < now else 0 for at in begun]
         self._columns[_AGE] = tuple(ages)
-        return Snapshot._make(self._columns)
+        return Snapshot(*self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
