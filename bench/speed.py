@@ -14,21 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = [
-    "recommend",
-    "--data-parallel-size",
-    "4",
-    "--max-num-seqs",
-    "64",
-    "--input-len",
-    "lognormal:600:1",
-    "--output-len",
-    "lognormal:300:0.8",
-    "--cost-preset",
-    "a2-dp4-tp4",
-    "--request-rate",
-    "2",
-]
+EXAMPLE = (
+    "recommend --data-parallel-size 4 --max-num-seqs 64 --input-len lognormal:600:1 "
+    "--output-len lognormal:300:0.8 --cost-preset a2-dp4-tp4 --request-rate 2"
+)
 OLD = "import argparse, pure_vllm; from vllm.benchmarks.dp_balance import cli; " + (
     "p = argparse.ArgumentParser(); cli.add_cli_args(p); cli.main(p.parse_args())"
 )
@@ -43,7 +32,7 @@ def timed(tree: Path, file: Path) -> tuple[float, Any]:
     paths = f"{tree}{os.pathsep}{tree / 'bench'}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, *how, *EXAMPLE, *map(str, saved)],
+        [sys.executable, *how, *EXAMPLE.split(), *map(str, saved)],
         env=os.environ | {"PYTHONPATH": paths},
         cwd=tree,
         check=True,
