@@ -116,9 +116,9 @@ def _abort(rank, request: SimRequest) -> bool:
         rank._ended += work is not rank._partial
         rank._running.remove(work)
         rank._running.append(work)
-        rank._step += 1
+        rank.step += 1
         rank._preempt_last()
-        rank._step -= 1
+        rank.step -= 1
     rank._waiting.remove(work)
     del rank._requests[work.request_id]
     getattr(rank, "_note_change", int)()

@@ -27,6 +27,7 @@ from schedulers import (
     measure,
     prompt_request,
 )
+from vllm_balance.core.policies.rows import Snapshot
 from vllm_balance.simulator import scenario as simulated
 from vllm_balance.simulator.rank.counts import RankCounts
 from vllm_balance.simulator.rank.engine import Engine
@@ -57,6 +58,8 @@ class _Scheduled(NamedTuple):
 
 
 class _Rank:
+    calm_until = step = 0  # all steps are scheduled
+
     def __init__(self, config, num_blocks, short_first, is_limited):
         self._is_limited = is_limited
         self._asynchronous = config.scheduler_config.async_scheduling
@@ -211,6 +214,10 @@ class RealEngine(Engine):
             for _ in range(limits.ranks)
         ]
         self._limits = [limits_of(rank.scheduler) for rank in self._ranks]
+
+    def exchange(self, wave, step, now):
+        rows = [rank.measure(wave, step, now) for rank in self._ranks]
+        return Snapshot.from_rows(rows, self._limits)
 
 
 def _ngrams(drafts):

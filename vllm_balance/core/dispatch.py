@@ -260,7 +260,7 @@ class Dispatch:
 
 
 def _take_off(counts: Counter[Hashable], keys: Keys) -> None:
-    counts.subtract(keys)
     for key in keys:
+        counts[key] -= 1
         if not counts[key]:
             del counts[key]

@@ -37,7 +37,8 @@ class RowMaker:
         self.forget_steps()
         self._pending = _NOTHING
         self._pending_tokens = 0
-        self._pending_since = 0.0
+        self.pending_since = 0.0
+        """When the oldest pending request became so, if there is one."""
         self._ages = PendingAges()
 
     def forget_steps(self) -> None:
@@ -94,13 +95,13 @@ class RowMaker:
         self.held = ()
         if pending is not self._pending:
             if pending.tokens.keys() != self._pending.tokens.keys():
-                self._pending_since, left = self._ages.update(pending.tokens, now)
+                self.pending_since, left = self._ages.update(pending.tokens, now)
                 began = now - self._step[0] / 1e6
                 self.held = [max(0.0, began - since) for since in left]
                 self.is_sorted = False
             self._pending = pending
             self._pending_tokens = sum(pending.tokens.values())
-        age = now - self._pending_since if pending.tokens else 0.0
+        age = now - self.pending_since if pending.tokens else 0.0
         in_time = 0.0
         if self._ttft and pending.arrivals:
             clock = now if clock is None else clock

@@ -4,6 +4,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import NamedTuple
 
 from .front_end.api_servers import Dispatcher
@@ -108,7 +109,11 @@ class Cluster:
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
         left = len(self._requests)
+        # Others look at each step, or change ranks before it.
+        others = self._leave, self._on_step, self._launch, self._dispatcher.is_dealt
         while left:
+            if not (self._routed or any(others)):
+                self._pass_calm()
             self._begin_step()
             # Not in the first step of a wave: another is scheduled before it ends.
             if len(self._in_flight) > self._async:
@@ -117,6 +122,31 @@ class Cluster:
         clients = self._clients
         return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
 
+    def _pass_calm(self) -> None:
+        """Takes steps in which decodes go on and nothing else, if these come next."""
+        engine, controller, in_flight = self._engine, self._controller, self._in_flight
+        calm = engine.calm_steps()
+        if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
+            return
+        arrival = self._clients.next_arrival
+        none, decodes, context, *_ = loads = engine.skip(0)
+        _, _, tokens, count, _, balance = _sum_up(0.0, 0.0, loads, 0)
+        now, first, last = self._now, self._step, None
+        while calm > 0 and arrival > now:
+            in_flight.append((Loads(none, decodes, context), None))
+            seconds = self._device(in_flight.popleft()[0], now)
+            now += seconds
+            self._totals.append(StepTotals(now, seconds, tokens, count, 0, balance))
+            context = [*map(add, context, decodes)]
+            self._step, calm = self._step + 1, calm - 1
+            if controller is not None:
+                rows = engine.exchange(self._wave, self._step, now)
+                if (decision := controller.decide(rows)) != last:
+                    engine.decide(decision)
+                    last, calm = decision, min(calm, engine.calm_steps())
+        self._now = now
+        engine.skip(self._step - first)
+
     def _begin_step(self) -> None:
         """Requests that have arrived reach their ranks, and a step is scheduled."""
         engine, clients, dispatcher = self._engine, self._clients, self._dispatcher
@@ -124,10 +154,11 @@ class Cluster:
             self._now = max(self._now, clients.next_arrival)
             dispatcher.coordinator.wake(self._now)
         arrived = dispatcher.route(clients.arrived(self._now))
-        for rank, request in (*self._routed, *arrived):
-            engine.add(rank, request)
-        self._routed = []
-        self._tell_coordinator()
+        if self._routed or arrived:
+            for rank, request in (*self._routed, *arrived):
+                engine.add(rank, request)
+            self._routed = []
+            self._tell_coordinator()
         if self._leave is not None:
             self._gone += self._leave(engine, self._now)
         loads = engine.schedule()

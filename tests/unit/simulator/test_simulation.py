@@ -253,7 +253,7 @@ def test_short_prompts_pass_long_ones_but_not_preempted_ones(preempted, order):
         rank.add(SimRequest(number, tokens, 5))
     rank._waiting[0].preempted = preempted
     for step in (1, 2):
-        rank.measure(0, step, float(step))
+        rank.measure(0, step, float(step), None)
     assert [work.request.prompt_len for work in rank._waiting] == order
 
 

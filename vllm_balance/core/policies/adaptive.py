@@ -278,10 +278,12 @@ def _wait(waits: WaitAccount, snapshot: Snapshot, seconds: float) -> WaitAccount
     """
     pending, decoding = snapshot.pending, snapshot.decoding
     ranks, requests = len(pending), sum(pending)
-    ages = zip(pending, snapshot.pending_age_us, strict=True)
-    old = [n * age * age for n, age in ages]
     keep = 1 - 1 / FORGETTING_STEPS
     number = waits.number * keep + requests
+    if not requests:
+        return WaitAccount(number, waits.squares * keep, [0.0] * ranks)
+    ages = zip(pending, snapshot.pending_age_us, strict=True)
+    old = [n * age * age for n, age in ages]
     squares = waits.squares * keep + sum(old)
     step = max(snapshot.step_time_us)
     usual = max(squares / number, step * step, 1)
@@ -326,33 +328,36 @@ def _weigh(
 ) -> tuple[Decision, Cheap]:
     """A release, if one is worth it, or due, or cheap; else a hold."""
     largest, ranks = max(snapshot.max_tokens), len(known.served)
-    limit = max(1, largest - max(snapshot.running))
     requests, stretch = max(1, _requests(snapshot)), known.flow.stretch
-    load, persons = requests / max(1, sum(snapshot.max_running)), requests * stretch
-    weight = (1 + _slack(load, stretch)) / persons
-    waited = zip(work, waiting, strict=True)
-    rows = sorted([(tokens, each * weight) for tokens, each in waited if tokens])
-    whole = whole_step(limit, known.attention)
-    given = rows, ranks, whole, largest, cost
-    one = min(1.0, cheap.usual / largest)
+    persons, one = requests * stretch, min(1.0, cheap.usual / largest)
     decodes_keep = cost.decode * stretch <= _SPARE * (limits.tpot or math.inf)
-    due = 0.0
-    if rows and limits.ttft and decodes_keep:
-        later = cost.decode + cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks) / 3
-        due = _due(cost, rows, work, snapshot, whole, limits.ttft, later)
-    reason = "first_token" if due else "gain"
-    budget, _ = best_prefill_budget(*given, due)
-    if budget and not due and ranks > 1:
-        served = [min(tokens, budget) for tokens in work]
-        if _decodes_first(known.flow, cost, served, snapshot):
-            return _DECODES_FIRST, cheap
+    budget, reason = 0.0, "gain"
+    if prompts := any(work):
+        load = requests / max(1, sum(snapshot.max_running))
+        weight = (1 + _slack(load, stretch)) / persons
+        waited = zip(work, waiting, strict=True)
+        rows = sorted([(tokens, each * weight) for tokens, each in waited if tokens])
+        limit = max(1, largest - max(snapshot.running))
+        whole, due = whole_step(limit, known.attention), 0.0
+        given = rows, ranks, whole, largest, cost
+        if limits.ttft and decodes_keep:
+            later = cost.prefill_seconds(one, one / ranks, 1 - 1 / ranks) / 3
+            later += cost.decode
+            due = _due(cost, rows, work, snapshot, whole, limits.ttft, later)
+        budget, _ = best_prefill_budget(*given, due)
+        if due:
+            reason = "first_token"
+        elif budget and ranks > 1:
+            served = [min(tokens, budget) for tokens in work]
+            if _decodes_first(known.flow, cost, served, snapshot):
+                return _DECODES_FIRST, cheap
     # Who waits for a slot waits for an end, and in a closed loop time is throughput.
     have_slots = requests == sum(snapshot.decoding) + sum(snapshot.pending)
     if have_slots and decodes_keep and ranks > 1 and not known.flow.is_closed:
         usual = cost.alone(one, ranks)
         allowed = cheap.allowed + _FOR_CHEAP * requests * seconds
         allowed = min(allowed, _MOST_CHEAP * usual * persons)
-        if rows and not budget and allowed > 0 and usual > cost.fixed:
+        if prompts and not budget and allowed > 0 and usual > cost.fixed:
             # Waste grows from `fixed` in proportion to the tokens.
             share = (_CHEAP * usual - cost.fixed) / (usual - cost.fixed)
             most = share * one * largest

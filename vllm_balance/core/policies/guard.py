@@ -128,8 +128,8 @@ class Guard:
 
 def withheld_share(decision: Decision, snapshot: Snapshot) -> float:
     """Share of a whole step's prompt tokens that a decision keeps back."""
-    if (budget := decision.prefill_budget) is None:
-        return 0.0
+    if not (budget := decision.prefill_budget):
+        return float(budget == 0)
     whole = max(1, max(snapshot.max_tokens) - max(snapshot.running))
     return 1 - min(1.0, budget / whole_step(whole, decision.cost_per_attended))
 
@@ -146,13 +146,19 @@ class _Median:
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        self.value = 0.0
+        self._value: float | None = 0.0
+        """None before anybody has asked for it."""
 
     def add(self, value: float, weight: int = 1) -> None:
         self.recent.append((value, weight))
-        half = sum([weight for _, weight in self.recent]) / 2
-        for each, weight in sorted(self.recent):
-            half -= weight
-            if half <= 0:
-                self.value = each
-                return
+        self._value = None
+
+    @property
+    def value(self) -> float:
+        if self._value is None:
+            half = sum([weight for _, weight in self.recent]) / 2
+            values = iter(sorted(self.recent))
+            while half > 0:
+                self._value, weight = next(values)
+                half -= weight
+        return self._value or 0.0

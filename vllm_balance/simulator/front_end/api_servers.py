@@ -16,12 +16,13 @@ class Dispatcher:
         """Starts without requests; one load balancer for each API server."""
         self.coordinator = Coordinator(ranks)
         self._load_balancers = load_balancers
+        self.is_dealt = load_balancers[0].is_dealt
 
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]
     ) -> list[tuple[int, SimRequest]]:
         """What is sent of what has arrived, with its time, each with its rank."""
-        if self._load_balancers[0].is_dealt:
+        if self.is_dealt:
             return self._load_balancers[0].deal([request for _, request in arrived])
         routed = []
         for time, request in arrived:

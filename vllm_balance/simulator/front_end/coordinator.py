@@ -46,12 +46,10 @@ class Coordinator:
     def tell(self, now: float, wave: int, step: int, counts: Counts) -> None:
         """The ranks report after or before a step; only changes are messages.
 
-        Args:
-            now: virtual seconds; no publication is due before it.
-            wave: number of the wave.
-            step: steps of the wave that have ended.
-            counts: of every rank.
+        No publication is due before `now`; of the wave `step` steps have ended.
         """
+        if counts == self._counts:
+            return
         told = False
         for rank, new in enumerate(counts):
             old = self._counts[rank]

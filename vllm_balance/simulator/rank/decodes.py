@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The requests of a rank that decode: counted, until the step in which one ends."""
 
+import math
+
 from .limits import blocks_of
 from .request import RankRequest
 
@@ -25,6 +27,11 @@ class Decodes:
         """Tokens that these had when they began."""
         self._ending: dict[int, list[RankRequest]] = {}
         """Requests by the step of their last token."""
+
+    @property
+    def next_end(self) -> float:
+        """The step in which one ends next."""
+        return min(self._ending, default=math.inf)
 
     @property
     def tokens(self) -> int:
@@ -102,6 +109,8 @@ class DraftedDecodes(Decodes):
         self._async = async_scheduling
         self._known: dict[RankRequest, int] = {}
         """Tokens of each before the next step."""
+
+    next_end = 0  # it may be any
 
     def begin(self, work: RankRequest, step: int) -> None:
         """A prompt is complete in a step, and tokens are missing after it."""

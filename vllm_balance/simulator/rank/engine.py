@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from vllm_balance.core.policies import Decision
-from vllm_balance.core.policies.rows import Limits, Snapshot
+from vllm_balance.core.policies.rows import Limits, Row, Snapshot
 
 from ..requests.request import SimRequest
 from ..step_time.model import Loads
@@ -14,6 +14,10 @@ from .gate import GatedRank
 from .kv_cache import Blocks, CachedBlocks, ReceivedBlocks
 from .limits import RankLimits
 from .scheduler import NOTHING, Outcome
+
+_STEP, _TIME, _AGE = map(
+    Snapshot._fields.index, ("step", "step_time_us", "pending_age_us")
+)
 
 
 class Engine:
@@ -49,7 +53,8 @@ class Engine:
         """
         limits.check_longest(max_model_len)
         each = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._limits = [each] * limits.ranks
+        self._limits = [(limit,) * limits.ranks for limit in each]
+        """By column."""
 
         def blocks() -> Blocks:
             if received:
@@ -62,6 +67,11 @@ class Engine:
             GatedRank(limits, blocks(), async_scheduling, short_first, ttft)
             for _ in range(limits.ranks)
         ]
+        self._now: float | None = None
+        """When rows were exchanged last in the wave."""
+        self._rows: list[Row] = []
+        self._columns: list[tuple[int, ...]] = []
+        """Of the last snapshot."""
 
     @property
     def held(self) -> Sequence[bool]:
@@ -89,6 +99,16 @@ class Engine:
         """Tokens of the answer that a request has which is on its way or in a rank."""
         return self._ranks[request.rank].output_tokens(request)
 
+    def calm_steps(self) -> float:
+        """How many steps, from the next on, only let decodes go on."""
+        until = min([rank.calm_until for rank in self._ranks])
+        return until - self._ranks[0].step - 1
+
+    def skip(self, steps: int) -> Loads:
+        """Takes calm steps at once; the step after them, if it is one."""
+        decodes, context = zip(*[rank.skip(steps) for rank in self._ranks], strict=True)
+        return Loads((0,) * len(decodes), decodes, context)
+
     def schedule(self) -> Loads:
         """Starts a step on every rank."""
         return Loads(*zip(*[rank.schedule() for rank in self._ranks], strict=True))
@@ -106,9 +126,19 @@ class Engine:
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
         """The rows of all ranks after a step, from 1, at virtual seconds `now`."""
-        return Snapshot.from_rows(
-            [rank.measure(wave, step, now) for rank in self._ranks], self._limits
-        )
+        ranks, last, self._now = self._ranks, self._now, now
+        rows = [rank.row or rank.measure(wave, step, now, last) for rank in ranks]
+        if rows != self._rows:
+            self._rows = rows
+            self._columns = [*zip(*rows, strict=True), *self._limits]
+        # What is another in each step, also in rows that were not made again.
+        took = 0.0 if last is None else now - last
+        times = [(step, int(took * 1e6))] * len(ranks)
+        self._columns[_STEP], self._columns[_TIME] = zip(*times, strict=True)
+        begun = [rank.pending_since for rank in ranks]
+        ages = [int((now - at) * 1e6) if at < now else 0 for at in begun]
+        self._columns[_AGE] = tuple(ages)
+        return Snapshot(*self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
         """Sets what every rank, or each rank, may do in the next step."""
@@ -119,5 +149,6 @@ class Engine:
 
     def end_wave(self) -> None:
         """Forgets the decision."""
+        self._now = None
         for rank in self._ranks:
             rank.end_wave()

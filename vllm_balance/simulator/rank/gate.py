@@ -2,19 +2,15 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """A rank: its scheduler, and what its gate tells the others.
 
-The code of the real gate says what is pending, and makes the row. A rank that did not
-change since its last row is not read again: its requests only grow older.
+The code of the real gate says what is pending, and makes the row. While a rank only
+decodes, its row is the same but for times, which the engine puts in.
 """
 
+import math
 from itertools import islice
 
 from vllm_balance.core.measure import RowMaker
-from vllm_balance.core.pending import (
-    NOBODY,
-    Pending,
-    PendingWork,
-    Prompt,
-)
+from vllm_balance.core.pending import NOBODY, Pending, PendingWork, Prompt
 from vllm_balance.core.policies import OPEN
 from vllm_balance.core.policies.order import ShortFirst
 from vllm_balance.core.policies.rows import Row
@@ -24,6 +20,8 @@ from .kv_cache import Blocks
 from .limits import RankLimits, blocks_of
 from .request import RankRequest
 from .scheduler import Scheduler
+
+_NOTHING = Pending({}, 0)
 
 
 class GatedRank(Scheduler):
@@ -37,23 +35,16 @@ class GatedRank(Scheduler):
         short_first: bool = False,
         ttft: float = 0.0,
     ) -> None:
-        """Makes an empty rank.
-
-        Args:
-            limits: its limits.
-            blocks: of its KV cache.
-            async_scheduling: whether a step is scheduled before the last has ended.
-            short_first: whether short prompts may pass long ones.
-            ttft: limit of first tokens in seconds; 0 is none.
-        """
+        """Makes an empty rank; a limit of first tokens, in seconds, of 0 is none."""
+        self.row: Row | None = None
+        """The last one, if the next is the same but for times."""
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
+        self._has_limit = ttft > 0
+        self.pending_since = math.inf
+        """When the oldest pending request became so, or infinity."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
-        self._last_changes = -1
-        """What `_changes` was when the queues were read last; what was found then:"""
-        self._queues = 0, 0, 0
-        self._pending = Pending({}, 0)
 
     def cached_tokens(self, request: SimRequest) -> int:
         """Tokens of a request that are in the KV cache now."""
@@ -68,38 +59,42 @@ class GatedRank(Scheduler):
         self._ended = 0
         self._in_flight.clear()
 
-    def measure(self, wave: int, step: int, now: float) -> Row:
-        """The rank's row after the step.
+    def _note_change(self) -> None:
+        self.row = None
+        super()._note_change()
 
-        Args:
-            wave: number of the wave.
-            step: number of the step that has ended in the wave.
-            now: virtual seconds.
-        """
+    def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
+        """The rank's row after a step of a wave; the one before it ended at `last`."""
         rows = self._rows
+        if last is not None:
+            rows.end_exchange(last)
         rows.end_step(now, self.prefilled, self.twice_attended // 2)
-        is_sorted = self._order is None or rows.is_sorted
-        unchanged = self._changes == self._last_changes and is_sorted
-        if not unchanged or self._blocks.is_limited:  # decodes take blocks, too
-            self._read()
+        waiting, running, partial = self._waiting, len(self._running), self._partial
+        rows.is_sorted, pending = True, _NOTHING
+        if waiting or partial or self._blocks.is_limited:
+            pending = self._read()
+        queues = running, running - (partial is not None), len(waiting)
         ended, self._ended = self._ended, 0
-        return rows.row(wave, step, now, self._queues, ended, self._pending)
+        row = rows.row(wave, step, now, queues, ended, pending)
+        self.pending_since = rows.pending_since if pending.tokens else math.inf
+        # With a full KV cache decodes take blocks, too.
+        is_sorted = self._order is None or rows.is_sorted
+        if is_sorted and not (self._has_limit or self._blocks.is_limited):
+            self.row = row
+            if ended or self.prefilled:
+                self.row = row._replace(ended=0, prefill_tokens=0, prefill_attended=0)
+        return row
 
-    def _read(self) -> None:
+    def _read(self) -> Pending:
         """Puts the queue in order, and reads it."""
         if self._order is not None:
             before = self._rows.pending
             waiting = islice(self._waiting, len(before))
             first = ["" if work.preempted else work.request_id for work in waiting]
             self._order.sort(self._waiting, first, before, self._requests)
-        self._rows.is_sorted = True
-        self._last_changes = self._changes
-        running, partial = len(self._running), self._partial
-        decoding = running - (partial is not None)
-        self._queues = running, decoding, len(self._waiting)
-        free = self._blocks.free
+        running, partial, free = len(self._running), self._partial, self._blocks.free
         refusal = self._refusal if self._refusal.lasts(free, running) else NOBODY
-        self._pending = self._work.read(
+        return self._work.read(
             () if partial is None else (partial,),
             islice(self._waiting, self._max_running - running),
             free - blocks_of(self._decodes.tokens),

@@ -52,13 +52,7 @@ class Scheduler:
     def __init__(
         self, limits: RankLimits, blocks: Blocks, async_scheduling: bool
     ) -> None:
-        """Makes an empty scheduler.
-
-        Args:
-            limits: its limits.
-            blocks: of its KV cache, without vLLM's null block.
-            async_scheduling: whether a step is scheduled before the last has ended.
-        """
+        """Makes an empty scheduler; the blocks are without vLLM's null block."""
         self._max_running = limits.max_num_seqs
         self._max_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
@@ -79,7 +73,7 @@ class Scheduler:
         """Since the last row, of those that decoded then."""
         self._in_flight: deque[Outcome] = deque()
         """Of the steps that were scheduled and have not ended."""
-        self._step = 0
+        self.step = 0
         self._decision = OPEN
         self._held: set[str] = set()
         """Names of the requests that were held in the step."""
@@ -87,8 +81,9 @@ class Scheduler:
         self._counts: RankCounts | None = None
         self._changes = 0
         """Grows when a request comes, goes, or computes some of its prompt."""
-        self._last_schedule = -1, OPEN
-        """Changes and decision before the last schedule: without another it repeats."""
+        self.calm_until: float = 0
+        """The step before which all only let decodes go on, if no request comes and, if
+        there are prompts, the decision stays."""
         self._begin_prefill()
 
     def _begin_prefill(self) -> None:
@@ -101,6 +96,7 @@ class Scheduler:
     def _note_change(self) -> None:
         self._counts = None
         self._changes += 1
+        self.calm_until = 0
 
     @property
     def held(self) -> bool:
@@ -133,24 +129,38 @@ class Scheduler:
             return 0
         if work.ended:
             return request.output_len
-        return self._decodes.output_tokens(work, self._step)
+        return self._decodes.output_tokens(work, self.step)
 
     def apply(self, decision: Decision) -> None:
         """Sets what may be done in the next step."""
+        if decision != self._decision and (self._waiting or self._partial):
+            self.calm_until = 0
         self._decision = decision
+
+    def skip(self, steps: int) -> tuple[int, int]:
+        """Takes calm steps at once; what decodes compute and attend to in the next."""
+        self.step += steps
+        self._decodes.context += steps * self._decodes.count
+        return self._decodes.count, self._decodes.context
 
     def schedule(self) -> tuple[int, int, int, float, int]:
         """Starts a step, and returns its part of `step_time.model.Loads`."""
-        self._step += 1
+        self.step += 1
+        if self.step < self.calm_until:
+            self._in_flight.append(NOTHING)
+            count, context = self._decodes.count, self._decodes.context
+            self._decodes.context += count
+            return 0, count, context, 0.0, 0
+        before = self._changes
         if self.prefilled or self._single:
             self._begin_prefill()
-        before = self._changes, self._decision
-        if self._blocks.is_limited or before != self._last_schedule:
-            self._last_schedule = before
-            self._held = set()
-            # Nothing is admitted in a step that preempts.
-            if not self._grow():
-                self._schedule_prefill()
+        self._held, preempts = set(), False
+        while self._blocks.is_limited and not self._blocks.grow(self._decodes.blocks):
+            self._preempt_last()
+            preempts = True
+        # Nothing is admitted in a step that preempts.
+        if not preempts and (self._waiting or self._partial):
+            self._schedule_prefill()
         load = (
             self.prefilled,
             self._decodes.tokens + self._single,
@@ -159,16 +169,9 @@ class Scheduler:
             self._before,
         )
         self._in_flight.append(self._advance())
+        if self._changes == before:
+            self._begin_calm()
         return load
-
-    def _grow(self) -> bool:
-        """Gives decodes the blocks that they need; whether any was preempted."""
-        preempts = False
-        if self._blocks.is_limited:
-            while not self._blocks.grow(self._decodes.blocks):
-                self._preempt_last()
-                preempts = True
-        return preempts
 
     def _preempt_last(self) -> None:
         # One of which the last token is being computed is let end.
@@ -177,7 +180,7 @@ class Scheduler:
         if work is self._partial:
             self._partial = None
         else:
-            self._decodes.preempt(work, self._step)
+            self._decodes.preempt(work, self.step)
         self._blocks.release(work)
         work.num_computed_tokens, work.preempted = 0, True
         self._waiting.appendleft(work)
@@ -245,7 +248,7 @@ class Scheduler:
 
     def _advance(self) -> Outcome:
         """What the step brings to the next one; the scheduler knows it at once."""
-        done = self._decodes.advance(self._step)
+        done = self._decodes.advance(self.step)
         wasted = self._decodes.wasted
         if not done and not self._complete:
             return Outcome([], [], wasted) if wasted else NOTHING
@@ -256,10 +259,10 @@ class Scheduler:
             self._ended += len(done)
         for work in complete:
             if work.request.output_len == work.num_output_tokens + 1:
-                work.ends = self._step
+                work.ends = self.step
                 done.append(work)
             else:
-                self._decodes.begin(work, self._step)
+                self._decodes.begin(work, self.step)
         for work in done:
             work.ended = True
         return Outcome(first, [work.request for work in done], wasted)
@@ -267,11 +270,21 @@ class Scheduler:
     def update(self) -> Outcome:
         """Ends the step that was scheduled first."""
         outcome = self._in_flight.popleft()
+        if outcome is NOTHING:
+            return outcome
         if self._async:  # the row before it says that all of them decode
             self._ended += len(outcome.done)
         for request in outcome.done:
             self._finish(request)
+        # A rank that holds all starts none in the next step either.
+        is_held = not self._partial and (self._held or not self._waiting)
+        if is_held and not (self._in_flight or self.prefilled or self._single):
+            self._begin_calm()
         return outcome
+
+    def _begin_calm(self) -> None:
+        if not self._blocks.is_limited:
+            self.calm_until = self._decodes.next_end
 
     def _finish(self, request: SimRequest) -> None:
         work = self._requests.pop(str(request.index))
