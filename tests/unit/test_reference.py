@@ -39,6 +39,10 @@ def test_each_reason_of_a_decision_is_named():
             if isinstance(node, ast.keyword) and node.arg == "reason":
                 parts = ast.walk(node.value)
                 reasons |= {x.value for x in parts if isinstance(x, ast.Constant)}
+            elif isinstance(node, ast.Assign) and "reason" in map(
+                ast.unparse, node.targets
+            ):
+                reasons.add(node.value.value)
             elif isinstance(node, ast.Call) and "opened" in ast.unparse(node.func):
                 reasons.add(names[ast.unparse(node.args[0])])
     assert rows("Reasons").keys() == reasons

@@ -331,7 +331,8 @@ def _weigh(
     requests, stretch = max(1, _requests(snapshot)), known.flow.stretch
     persons, one = requests * stretch, min(1.0, cheap.usual / largest)
     decodes_keep = cost.decode * stretch <= _SPARE * (limits.tpot or math.inf)
-    budget, reason = 0.0, "gain"
+    budget = 0.0
+    reason = "gain"
     if prompts := any(work):
         load = requests / max(1, sum(snapshot.max_running))
         weight = (1 + _slack(load, stretch)) / persons
