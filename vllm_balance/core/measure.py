@@ -110,20 +110,7 @@ class RowMaker:
             in_time = max([each for each in ages if each < self._ttft], default=0.0)
         running, decoding, waiting = queues
         step_time_us, prefilled, attended = self._step
-        return Row(
-            wave=wave,
-            step=step,
-            running=running,
-            decoding=decoding,
-            ended=ended,
-            waiting=waiting,
-            pending=len(pending.tokens),
-            pending_tokens=self._pending_tokens,
-            prefill_tokens=prefilled,
-            step_time_us=step_time_us,
-            pending_age_us=int(age * 1e6),
-            pending_attended=pending.attended,
-            prefill_attended=attended,
-            ticket=ticket,
-            in_time_age_us=int(max(0.0, in_time) * 1e6),
-        )
+        queue = running, decoding, ended, waiting, len(pending.tokens)
+        row = wave, step, *queue, self._pending_tokens, prefilled, step_time_us
+        age_us, in_time_us = int(age * 1e6), int(max(0.0, in_time) * 1e6)
+        return Row(*row, age_us, pending.attended, attended, ticket, in_time_us)
