@@ -58,7 +58,7 @@ def test_output_that_has_no_place_ends_a_command_in_one_line(words):
     ("words", "status", "said"),
     [
         ("-m vllm_balance.cli verify", 1, "build record of a wheel, found none"),
-        ("-S -m vllm_balance trial --help", 2, "error: No module named 'tqdm'; install"),
+        ("-S -m vllm_balance trial --help", 2, "No module named 'tqdm'; install"),
     ],
     ids=["the module of the command is the command", "no packages"],
 )
