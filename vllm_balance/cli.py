@@ -22,7 +22,7 @@ VERBS = {
     ),
     TRIAL: (
         "trial.command",
-        "compare policies on your hardware: serve in turn, load, and report",
+        "compare policies on your hardware, on a server under load, and report",
     ),
     "doctor": (
         "doctor.command",
@@ -71,6 +71,11 @@ def _run(words: Sequence[str]) -> int:
         return int(chosen.run(chosen) or 0)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("vllm_balance"):
+            raise
+        print(f"error: {error}; install the wheel: docs/install.md", file=sys.stderr)
         return 2
     except OSError as error:
         if not error.filename or isinstance(error, BrokenPipeError):

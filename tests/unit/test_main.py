@@ -54,12 +54,21 @@ def test_output_that_has_no_place_ends_a_command_in_one_line(words):
     assert not [each for each in before if each.startswith("error")]
 
 
-def test_the_module_of_the_command_is_the_command():
-    words = [sys.executable, "-m", "vllm_balance.cli", "verify"]
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("-m vllm_balance.cli verify", 1, "build record of a wheel, found none"),
+        ("-S -m vllm_balance trial --help", 2, "No module named 'tqdm'; install"),
+    ],
+    ids=["the module of the command is the command", "no packages"],
+)
+def test_in_a_clone_a_command_that_needs_the_wheel_says_so(words, status, said):
+    command = [sys.executable, *words.split()]
     environ = os.environ | {"PYTHONPATH": str(Paths.find().root)}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "expected the build record of a wheel, found none" in done.stderr
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 TOOL = """

@@ -80,7 +80,7 @@ def _praise(best: PolicyResult, off: PolicyResult, limits: LatencyLimits) -> str
     gain, margin = _earlier(best, off)
     more = best.gain(TOKENS, off) or 0
     is_closed = bool(off.runs[0].first_turn)
-    counted = "; first and last turn not counted" * is_closed
+    counted = "; first and last requests not counted" * is_closed
     tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called
     rate = "" if abs(more) < WORTHWHILE else f", {tokens} {more:+.0%}"
     was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))

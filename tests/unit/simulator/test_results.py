@@ -84,7 +84,7 @@ def test_throughput_of_an_open_loop_is_that_of_the_whole_run():
     closed = result("align", 50.0, 50.0, steady_output_throughput=250.0)
     said = advise([OFF, closed], None)
     assert "steady tok/s +150%" in said, "named as its column is"
-    assert "first and last turn not counted" in said
+    assert "first and last requests not counted" in said
     said = advise([off, result("align", 50.0, output_throughput=250.0, **opened)], None)
     assert "output tok/s +150%" in said
     assert "not counted" not in said
