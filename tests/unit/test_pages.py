@@ -18,7 +18,7 @@ import yaml
 
 import tables
 from balance_tools.series.apply import load_series
-from balance_tools.series.lint import SECURITY
+from balance_tools.series.lint import LIMITS, SECURITY
 from balance_tools.series.patchfile import ADDED
 from vllm_balance import cli
 from vllm_balance.simulator.step_time.presets import PRESETS
@@ -196,6 +196,8 @@ def test_the_readme_counts_patched_lines_and_vulnerabilities():
     hooks = [patch for patch in patches if not patch.name.startswith(SECURITY)]
     lines = sum(patch.count(ADDED) for patch in hooks)
     assert f"The hooks in vLLM are {lines} patched lines" in README
+    rules = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"at most {LIMITS['vllm'][ADDED]} lines in the vLLM series" in rules
     answer = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     (fixed, still_open) = re.findall(r"(\d+) (?:are )?(?:fixed|open)", answer)[:2]
     assert f"**{fixed} published vulnerabilities fixed,**" in SCREEN
@@ -255,8 +257,7 @@ def test_the_results_say_in_words_what_the_cells_show():
         f"{tables.mean_ratio(cells, *PAIR):.2f}x"
         for _, cells in sorted(tables.groups(alone, "c").items())
     )
-    text = f"latency is {most}, with 34 ms {some}, else {none}"
-    assert text in said
+    assert f"latency is {most}, with 34 ms {some}, else {none}" in said
     tail = max(
         truediv(*(tables.figure(cell, n, tables.TAIL) for n in PAIR))
         for cell in several
