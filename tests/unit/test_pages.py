@@ -1,6 +1,6 @@
 """The pages: links lead somewhere, commands are taken, and two READMEs agree.
 
-Tables that are made of results are compared in `bench/test_simulated.py`.
+Tables that are made of results are compared in `unit/bench/test_simulated.py`.
 """
 
 import json
@@ -18,7 +18,7 @@ import yaml
 
 import tables
 from balance_tools.series.apply import load_series
-from balance_tools.series.lint import SECURITY
+from balance_tools.series.lint import LIMITS, SECURITY
 from balance_tools.series.patchfile import ADDED
 from vllm_balance import cli
 from vllm_balance.simulator.step_time.presets import PRESETS
@@ -196,6 +196,8 @@ def test_the_readme_counts_patched_lines_and_vulnerabilities():
     hooks = [patch for patch in patches if not patch.name.startswith(SECURITY)]
     lines = sum(patch.count(ADDED) for patch in hooks)
     assert f"The hooks in vLLM are {lines} patched lines" in README
+    rules = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"at most {LIMITS['vllm'][ADDED]} lines in the vLLM series" in rules
     answer = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     (fixed, still_open) = re.findall(r"(\d+) (?:are )?(?:fixed|open)", answer)[:2]
     assert f"**{fixed} published vulnerabilities fixed,**" in SCREEN
@@ -223,3 +225,41 @@ def test_the_readme_says_what_real_ranks_measured():
         assert f"{row}x" in SCREEN
         assert f"({min(ratios):.2f}x to {max(ratios):.2f}x)" in SCREEN
     assert f"over {len(cells)} workloads" in SCREEN
+
+
+def test_the_results_say_in_words_what_the_cells_show():
+    """Counts, means and extremes beside the tables."""
+    several, alone = (
+        json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["cells"]
+        for name in ("regimes", "one_rank")
+    )
+    said = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    leads = [tables.lead(cell) for cell in several]
+    behind, far = (sum(lead < least for lead in leads) for least in (0, tables.BEHIND))
+    assert (
+        f"longer in {behind} of the {len(leads)} cells, by more than 2 % in {far}"
+        in said
+    )
+    for policy, text in (
+        (tables.LIMITED, "more than {:.1f} points of attainment below `off`"),
+        ("adaptive", "(up to {:.0f} points)"),
+    ):
+        least = min(tables.points(cell, policy, "off") for cell in several)
+        assert text.format(-least) in said
+    random = tables.select(several, regime=tables.POISSON)
+    for name in (tables.MEAN, tables.TAIL):
+        with_limits, without = (
+            f"{tables.mean_ratio(random, policy, 'off', name):.2f}x"
+            for policy in (tables.LIMITED, "adaptive")
+        )
+        assert f"{with_limits} instead of {without}" in said
+    none, some, most = (
+        f"{tables.mean_ratio(cells, *PAIR):.2f}x"
+        for _, cells in sorted(tables.groups(alone, "c").items())
+    )
+    assert f"latency is {most}, with 34 ms {some}, else {none}" in said
+    tail = max(
+        truediv(*(tables.figure(cell, n, tables.TAIL) for n in PAIR))
+        for cell in several
+    )
+    assert f"TTFT p99: up to {tail:.2f}x" in README

@@ -90,7 +90,7 @@ def _tables(paths: Paths, known: Table, pin: Sequence[Judged]) -> str:
             for one in [each.advisory]
             if each.status is status
         ]
-        heads = ("advisory", "CVE", "severity", "what comes", column)
+        heads = ("advisory", "CVE", "severity", "fault", column)
         lines += [f"### {title}", "", *(table(heads, rows) if rows else ["None."]), ""]
     return "\n".join([*lines, *_lines(paths, known)])
 
