@@ -25,7 +25,7 @@ from vllm.config import ParallelConfig, parallel
 from vllm.distributed.elastic_ep import elastic_state
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.balance.rank import gate, group, timing, watch
+from vllm.v1.core.sched.balance.rank import gate, group, start, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType as Kind
@@ -808,6 +808,8 @@ def controlled():
         (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
         (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
         (core, "freeze_gc_heap", lambda: None),
+        # Each rank would leave a thread that watches the process that explores.
+        (start, "end_with_parent", lambda: None),
         (
             coordinator,
             "make_zmq_socket",
