@@ -10,7 +10,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -107,18 +107,23 @@ class Measured:
         In a closed loop requests take as long as the clients over the work per second
         (Little's law): prompt tokens and answer tokens per second, each over the mean
         of a request, half and half, so that a stretch that begins more than it ends
-        counts no more than another. Else as long as the requests under way, averaged
-        over time, over those that come per second.
+        counts no more than another. A prompt counts evenly from when it was due to its
+        first token, because prompts that were held end together, and a stretch may have
+        a group of them more than another. Else as long as the requests under way,
+        averaged over time, over those that come per second.
         """
         if not (self.answers and self.stretches):
             return [dict.fromkeys(FIGURES, 0.0) for _ in self.stretches]
         mean_prompt = statistics.fmean(a.prompt for a in self.answers)
         mean_output = statistics.fmean(a.output for a in self.answers)
-        prompts = _Sums((a.first, a.prompt) for a in self.answers)
+        prompts = _Amount(each for a in self.answers for each in _changes(a))
         tokens = _Sums((tick * TICK, n) for tick, n in self.ticks.items())
         dues = [*(a.due for a in self.answers), *self.waiting]
-        came = _Sums((due, due) for due in dues)
-        left = _Sums((a.last, a.last) for a in self.answers)
+        came, left = (
+            ((due, 1.0) for due in dues),
+            ((a.last, -1.0) for a in self.answers),
+        )
+        requests = _Amount([*came, *left])
         windows = [(s.begin + self.washout, s.end) for s in self.stretches]
         each = _Sums((due, 1.0) for due in dues)
         rate = sum(each.between(*window) for window in windows)
@@ -126,15 +131,14 @@ class Measured:
         found: list[dict[str, float]] = []
         for stretch, (begin, end) in zip(self.stretches, windows, strict=True):
             seconds = end - begin
-            prompt, output = (
-                x.between(begin, end) / seconds for x in (prompts, tokens)
+            prompt, output, under_way = (
+                x.between(begin, end) / seconds for x in (prompts, tokens, requests)
             )
             work = (prompt / mean_prompt + output / mean_output) / 2
             if self.clients is not None:
                 latency = self.clients / work if work else 0.0
             else:
-                under_way = came.since(begin, end) - left.since(begin, end)
-                latency = under_way / seconds / rate if rate else 0.0
+                latency = under_way / rate if rate else 0.0
             ttfts, tpots, kept = self._requests[stretch]
             found.append(
                 {
@@ -255,14 +259,33 @@ class _Sums:
         places = (bisect_left(self._times, time) for time in (end, begin))
         return self._sums[next(places)] - self._sums[next(places)]
 
-    def since(self, begin: float, end: float) -> float:
-        """Seconds between the two that are behind each time; values are the times."""
 
-        def behind(time: float) -> float:
-            place = bisect_left(self._times, time)
-            return place * time - self._sums[place]
+class _Amount:
+    """What grows evenly between changes of how much of it comes per second."""
 
-        return behind(end) - behind(begin)
+    def __init__(self, changes: Iterable[tuple[float, float]]) -> None:
+        """From changes: their times, and by how much the rate grows."""
+        self._times, self._amounts, self._rates = [-math.inf], [0.0], [0.0]
+        for time, change in sorted(changes):
+            self._amounts.append(self._until(time))
+            self._times.append(time)
+            self._rates.append(self._rates[-1] + change)
+
+    def between(self, begin: float, end: float) -> float:
+        """What comes from one time to another."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, time: float) -> float:
+        place = bisect_left(self._times, time) - 1
+        rate = self._rates[place]
+        return self._amounts[place] + (rate and rate * (time - self._times[place]))
+
+
+def _changes(answer: Answer) -> Iterator[tuple[float, float]]:
+    """Of how many tokens of its prompt come per second."""
+    rate = answer.prompt / max(answer.first - answer.due, TICK)
+    yield answer.first, -rate
+    yield min(answer.due, answer.first - TICK), rate
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -4,8 +4,9 @@
 
 Large services compare so where users cannot be divided (a *switchback*): all that
 drifts within minutes meets all policies alike, and none has the first or the last
-requests of a server. The beginning of a stretch, about as long as an answer takes, is
-left out: then most of what another policy began has ended.
+requests of a server. The beginning of a stretch is left out: in a closed loop half of
+what an answer takes, after which work per second is that of a long run but for two per
+cent; else as long as an answer takes, so that what another policy began has ended.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from .figures import Answer, Measured, Stretch, mean_latency
 from .load import Load, Traffic
 from .verdict import LEAST_BLOCKS, MOST_BLOCKS, Interval, level
 
-WARM_UP_S, SHORTEST_S, ANEW_S = 15.0, 10.0, 60.0
+WARM_UP_S, SHORTEST_S, ANEW_S = 10.0, 10.0, 60.0
 """Of a stretch: before it is known how long answers take, at least, and on a server
 that is empty when it begins."""
 LOOK_S = 0.5
@@ -152,8 +153,7 @@ class Switchback:
         # Without those that came together at the beginning.
         latency = mean_latency(self._answers[len(self._answers) // 2 :])
         length = usual or max(SHORTEST_S, 3 * latency)
-        washout = min(latency, length / 2)
-        self.measured = replace(self.measured, washout=washout)
+        self._leave_out(latency, length)
         return length
 
     def _plan(self, lasts: float, length: float) -> None:
@@ -163,8 +163,11 @@ class Switchback:
         self._most = max(LEAST_BLOCKS, min(most, MOST_BLOCKS))
         self.block_s = lasts
         # Answers may take longer than in the warm-up.
-        washout = min(mean_latency(self._answers), length / 2)
-        self.measured = replace(self.measured, washout=washout)
+        self._leave_out(mean_latency(self._answers), length)
+
+    def _leave_out(self, latency: float, length: float) -> None:
+        latency *= 0.5 if self.measured.clients and self._site.is_switched else 1.0
+        self.measured = replace(self.measured, washout=min(latency, length / 2))
 
     async def _stretch(self, block: int, policy: str, length: float) -> None:
         async with AsyncExitStack() as stack:

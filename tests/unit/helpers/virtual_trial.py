@@ -136,7 +136,8 @@ def trial(policies, blocks, length, seed, rate=None, washout=None):
         if block >= 0
     ]
     clients = None if rate else CLIENTS
-    washout = length / 3 if washout is None else washout
+    if washout is None:  # three answers are a stretch
+        washout = length / 3 if rate else length / 6
     return Measured(answers, ticks, [], stretches, washout, clients)
 
 
