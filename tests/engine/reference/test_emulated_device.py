@@ -2,12 +2,14 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_balance.reference import emulated_config
+from vllm_balance.reference.emulated_device import EmulatedDevice
 from vllm_server import Server
 
 RANKS = 2
@@ -76,6 +78,17 @@ def test_costs_are_learned_where_launches_block(tmp_path, moe_model, launch):
     print(cost)
     assert 0.75 * 0.02 < cost["decode"] < 0.2
     assert cost["own"] + cost["shared"] + cost["padding"] > 0.75 * 256 * 0.001
+
+
+def test_dummy_steps_are_one_step_ahead_at_most():
+    """Else who comes next waits for all that computed nothing."""
+    device, seconds = object.__new__(EmulatedDevice), 0.05
+    device.scheduler_config = SimpleNamespace(async_scheduling=True)
+    device._end = time.monotonic()
+    device._start_step = lambda *load: setattr(device, "_end", device._end + seconds)
+    for _ in range(4):
+        device.execute_dummy_batch()
+        assert device._end - time.monotonic() <= seconds
 
 
 @pytest.mark.parametrize(
