@@ -1,6 +1,7 @@
 """Takes every choice of `world` up to a bound, or draws: `docs/interleavings.md`."""
 
 import argparse
+import contextlib
 import copy
 import gc
 import itertools
@@ -14,10 +15,9 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -40,7 +40,8 @@ THEMES = {
 }
 """Which events there are: requests say their rank, and the tokens of the answer."""
 OF_OFF = "waves", "pauses"
-POLICIES = ("off", "cap", "align", "adaptive")
+"""Nothing could switch, or notice a loss."""
+POLICIES = "off", "cap", "align", "adaptive"
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,8 @@ class Setting:
 
     @property
     def alphabet(self):
-        """The events; with `off` nothing could switch, or notice a loss."""
-        names = [self.theme]
-        if self.theme == "all":
-            names = OF_OFF if self.policy == "off" else (*OF_OFF, "losses", "switches")
+        every = OF_OFF if self.policy == "off" else [*THEMES][:4]
+        names = every if self.theme == "all" else [self.theme]
         return [*dict.fromkeys(itertools.chain(*map(THEMES.get, names)))]
 
     @property
@@ -92,138 +91,157 @@ def _config(policy, how, ranks):
         return EngineArgs(**arguments).create_engine_config()
 
 
-def _config_of(setting, place):
-    config = copy.copy(_config(setting.policy, setting.how, setting.ranks))
-    config.parallel_config = parallel = copy.copy(config.parallel_config)
-    parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
-    parallel.data_parallel_index = place
-    return config
-
-
 def world_of(setting):
-    return World(setting, partial(_config_of, setting))
+    configs = []
+    for place in range(setting.ranks):
+        config = copy.copy(_config(setting.policy, setting.how, setting.ranks))
+        config.parallel_config = parallel = copy.copy(config.parallel_config)
+        parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
+        parallel.data_parallel_index = place
+        configs.append(config)
+    return World(setting, configs)
 
 
 @dataclass
 class Found:
     """What an exploration has come to."""
 
-    setting: Any
+    setting: Setting
     runs: int = 0
     states: int = 0
     seconds: float = 0.0
-    is_whole: bool = True
     fault: str = ""
     run: tuple[str, ...] = ()
-    calls: list[Any] = field(default_factory=list)
-    """Each run, with what the ranks have called, if that is recorded."""
 
     def __str__(self):
         said = f"{self.setting}: {self.runs} runs, {self.states} states, "
-        said += f"{self.seconds:.1f} s{'' if self.is_whole else ', not all'}"
+        said += f"{self.seconds:.1f} s"
         if self.fault:
             said += f"\n{self.fault}:\n  " + "\n  ".join(self.run)
             said += f"\nmake explore RUN='{self.setting}: {'; '.join(self.run)}'"
         return said
 
+    @contextlib.contextmanager
+    def world(self):
+        """Of one run, and the list of its choices, which is kept if it has a fault."""
+        world, run = world_of(self.setting), []
+        self.runs += 1
+        try:
+            yield world, run
+        except Fault as fault:
+            self.fault, self.run = str(fault), tuple(run)
+        finally:
+            world.close()
+
 
 class Explorer:
-    """Takes each choice in each state once; states that are equal are one."""
+    """Takes each choice in each state once; states that are equal are one.
 
-    def __init__(self, setting, ends_at=math.inf, longest=math.inf):
-        self._ends_at, self._longest = ends_at, longest
-        self._seen: dict[int, tuple[int, list[str]]] = {}
-        """By state, how many events were left at most, and the run that led there."""
-        self.equal: list[tuple[list[str], list[str]]] = []
-        """Runs that led to states that are taken for equal."""
+    Of two choices that concern nobody in common only one order is taken. One that was
+    taken before is therefore asleep after such others, with whom it concerns.
+    """
+
+    def __init__(self, setting, most=math.inf, longest=math.inf):
+        self._most, self._longest = most, longest
+        self._seen = {}
+        """By state: the most events that were left, what was asleep, and the run."""
+        self.equal = []
+        """Pairs of runs that lead to states that are taken for equal."""
+        self.calls = []
+        """Of each run, what the ranks have called, if that is recorded."""
         self.found = Found(setting)
 
     def search(self, shortest=False):
         """All runs, each as far as it is new; or the shortest that has a fault."""
         began, found = time.monotonic(), self.found
-        prefixes = deque([()])
-        while prefixes and not found.fault and found.is_whole:
-            prefix = prefixes.popleft() if shortest else prefixes.pop()
-            prefixes.extend(self._run(prefix, go_on=not shortest))
-            found.runs += 1
-            found.is_whole = time.monotonic() < self._ends_at
+        todo = deque([((), {}, {})])
+        while todo and not found.fault and found.runs < self._most:
+            chosen, asleep, taken = todo.popleft() if shortest else todo.pop()
+            with found.world() as (world, run):
+                for choice in chosen:
+                    run.append(choice)
+                    world.take(choice)
+                asleep = self._asleep(world, run, asleep, taken)
+                self._go_on(world, run, asleep, todo, shortest)
+            if world.calls:
+                self.calls.append(["; ".join(run), world.calls])
             if found.runs % 500 == 0:
                 gc.collect()
         found.seconds = time.monotonic() - began
         return found
 
-    def _run(self, prefix, go_on):
-        """Returns the beginnings of the runs that it leaves to others."""
-        world, run, here, left = world_of(self.found.setting), [], {}, []
-        try:
-            for choice in prefix:
-                run.append(choice)
-                world.take(choice)
-            while options := world.options():
-                key, budget = hash(world.key()), world.budget
-                if key in here and not {*options} - {*run[here[key] :]}:
-                    raise Fault("all go on for ever")
-                most, before = self._seen.get(key, (-1, []))
-                if most >= budget:
-                    self.equal += [(before, run)] if most == budget else []
-                    return left
-                self._seen[key], here[key] = (budget, run[:]), len(run)
+    def _asleep(self, world, run, asleep, taken):
+        """After the last choice of a run; `taken` were others in its place."""
+        if not run:
+            return {}
+        *before, last = run
+        both = asleep | taken
+        taken[last] = {*world.touched}
+        found = {c: whom for c, whom in both.items() if not whom & world.touched}
+        for each in found:
+            self.equal.append(([*run, each], [*before, each, last]))
+        return found
+
+    def _go_on(self, world, run, asleep, others, shortest):
+        here = {}
+        while (options := world.options()) and len(run) <= self._longest:
+            key, budget = hash(world.key()), world.budget
+            if key in here and not {*options} - {*run[here[key] :]}:
+                raise Fault("all go on for ever")
+            most, slept, before = self._seen.get(key, (-1, {}, run))
+            if most < budget:
+                here[key] = len(run)
                 self.found.states += 1
-                if world.may_rest(options):
+                if world.is_quiet(options):
                     world.check_rest()
-                if len(run) >= self._longest:
-                    return left
-                first = [options.pop(0)] if go_on else []
-                left += [(*run, each) for each in reversed(options)]
-                if not first:
-                    return left
-                run += first
-                world.take(*first)
+                slept = {*(world.in_any_order(options)[:1] or options)}
+                new = [each for each in options if each in slept]
+                self._seen[key] = budget, {*asleep} & slept, run[:]
+            else:
+                new = [each for each in options if each in slept]
+                if most == budget:
+                    self.equal.append((before, run[:]))
+                    self._seen[key] = budget, {*asleep} & slept, before
+            new = [each for each in new if each not in asleep]
+            if not new:
+                return
+            taken = {}
+            kept = new if shortest else new[1:]
+            others += [((*run, each), asleep, taken) for each in reversed(kept)]
+            if shortest:
+                return
+            run.append(new[0])
+            world.take(new[0])
+            asleep = self._asleep(world, run, asleep, taken)
+        if not options:
             world.check_rest()
-        except Fault as fault:
-            self.found.fault, self.found.run = str(fault), tuple(run)
-        finally:
-            world.close()
-            if world.calls:
-                self.found.calls.append(["; ".join(run), world.calls])
-        return left
 
 
-def first_fault(setting, ends_at):
+def first_fault(setting):
     """What an exploration finds, and the shortest run that has a fault."""
     with controlled():
-        found = Explorer(setting, ends_at).search()
+        found = Explorer(setting).search()
         for events in range(1, setting.events + 1) if found.fault else ():
             fewer = replace(setting, events=events)
-            soon = time.monotonic() + 60
-            short = Explorer(fewer, soon, len(found.run)).search(shortest=True)
+            short = Explorer(fewer, 10_000, len(found.run)).search(shortest=True)
             if short.fault:
                 return replace(found, setting=fewer, fault=short.fault, run=short.run)
     return found
 
 
 def follow(setting, choose, most=500):
-    """One run, whose choices are chosen among the options; its fault, if it has one."""
-    world, found = world_of(setting), Found(setting, runs=1)
-    try:
-        while (options := world.options()) and len(found.run) < most:
-            choice = choose(options)
+    """One run, whose choices are chosen among the options, and then to rest."""
+    found = Found(setting)
+    with found.world() as (world, run):
+        while options := world.options():
+            choice = choose(options) if len(run) < most else None
             if choice is None:
-                break
-            found.run += (choice,)
+                choose, world.budget = (lambda options: options[0]), 0
+                most += 500
+                continue
+            run.append(choice)
             world.take(choice)
-        world.budget = 0
-        for _ in range(most):  # to rest
-            if not (options := world.options()):
-                world.check_rest()
-                break
-            world.take("resume" if "resume" in options else options[0])
-        else:
-            raise Fault("all go on for ever")
-    except Fault as fault:
-        found.fault = str(fault)
-    finally:
-        world.close()
+        world.check_rest()
     return found
 
 
@@ -263,38 +281,33 @@ def everyday():
 
 
 def whole():
-    """What `make explore` takes an hour of two cores for at most."""
+    """What `make explore` takes at most an hour of two cores for."""
     yield Setting("cap", "sync", "waves", events=3)
     yield from settings(*THEMES)
     yield from settings(*THEMES, ranks=3, events=1)
 
 
-def explore_each(chosen, minutes):
-    """Each as it ends; whether one has a fault, or is not whole."""
-    began = time.monotonic()
-    one = partial(first_fault, ends_at=began + 60 * minutes)
-    total, is_bad = Found("all"), False
+def explore_each(chosen):
+    """Each as it ends; whether one has a fault."""
+    began, total, faults = time.monotonic(), Found("all"), 0
     with multiprocessing.Pool(2) as pool:
-        for number, found in enumerate(pool.imap_unordered(one, chosen), 1):
-            total.runs, total.states = (
-                total.runs + found.runs,
-                total.states + found.states,
-            )
-            total.is_whole &= found.is_whole
+        for number, found in enumerate(pool.imap_unordered(first_fault, chosen), 1):
+            total.runs += found.runs
+            total.states += found.states
             total.seconds = time.monotonic() - began
-            is_bad |= bool(found.fault)
-            print(
-                f"[{number} of {len(chosen)}, {total.seconds:.0f} s] {found}",
-                flush=True,
-            )
+            faults += bool(found.fault)
+            place = f"{number} of {len(chosen)}, {total.seconds:.0f} s"
+            print(f"[{place}] {found}", flush=True)
     print(total)
-    return is_bad or not total.is_whole
+    return faults
 
 
 def calls_of(setting):
     """Of each run, the calls of upstream's methods that the ranks make."""
     with controlled(), recorded():
-        return Explorer(setting).search().calls
+        explorer = Explorer(setting)
+        explorer.search()
+    return explorer.calls
 
 
 def upstream_alone(tree, *arguments):
@@ -310,19 +323,19 @@ def upstream_alone(tree, *arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", nargs="*", help="instead of all")
     parser.add_argument("--upstream", type=Path, metavar="VLLM", help="of it alone")
     parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
     parser.add_argument("--seed", type=int, help="draw runs for ever, from this on")
-    parser.add_argument("--only", metavar="SETTING", nargs="+", help="not all")
-    parser.add_argument("--calls", metavar="SETTING", help="of the ranks, of one")
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--calls", action="store_true", help="of the ranks, of one")
     options, given = parser.parse_args(), sys.argv[1:]
     gc.disable()
     if options.upstream:
         at = given.index("--upstream")
         upstream_alone(options.upstream.absolute(), *given[:at], *given[at + 2 :])
+    chosen = [*map(Setting.of, options.settings)] or [*whole()]
     if options.calls:
-        return print(json.dumps(calls_of(Setting.of(options.calls))))
+        return print(json.dumps(calls_of(chosen[0])))
     if options.replay:
         with controlled():
             return print(replay(options.replay))
@@ -331,8 +344,7 @@ def main():
             for seed in itertools.count(options.seed):
                 if (found := draw(seed)).fault:
                     return f"seed {seed}: {found}"
-    chosen = map(Setting.of, options.only) if options.only else whole()
-    return explore_each([*chosen], options.minutes)
+    return explore_each(chosen)
 
 
 if __name__ == "__main__":

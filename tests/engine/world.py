@@ -7,10 +7,11 @@ collective call until all are in it.
 """
 
 import contextlib
+import enum
 import logging
 import queue
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.rank import gate, group, start, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType as Kind
 from vllm.v1.engine import (
@@ -86,6 +88,7 @@ class Actor:
 
     def resume(self, *error):
         Actor.current = self
+        self.world.touched.add(self.name)
         self._task.parent = getcurrent()
         self._task.throw(*error) if error else self._task.switch()
         if isinstance(self.error, Fault):
@@ -122,6 +125,23 @@ class Thread:
         self._is_set = True
 
 
+class Clock:
+    """Of the rank that runs."""
+
+    @staticmethod
+    def monotonic():
+        return Actor.current.seconds
+
+    time = monotonic
+
+    @staticmethod
+    def sleep(seconds):
+        actor = Actor.current
+        if actor is not actor.world.actors[actor.name]:
+            actor.wait("asleep")
+        actor.seconds += seconds
+
+
 class Store:
     """A store of torch.distributed, or a part of it."""
 
@@ -132,6 +152,7 @@ class Store:
         return self
 
     def set(self, key, value):
+        Actor.current.world.touched.add("store")
         value = value.encode() if isinstance(value, str) else value
         self.data[self._prefix + key] = value
 
@@ -164,7 +185,7 @@ class Call:
 
     group: "Group"
     kind: str
-    values: dict[int, Any]
+    values: dict[int, Any] = field(default_factory=dict)
     ends_at: float = 0.0
 
     def is_whole(self):
@@ -212,7 +233,7 @@ class Group:
         rank, kind = self.rank(), kind + self._name
         self._counts[of, rank] += 1
         number = of, self._counts[of, rank]
-        call = self._calls.setdefault(number, Call(self, kind, {}))
+        call = self._calls.setdefault(number, Call(self, kind))
         if call.kind != kind:
             raise Fault(f"rank {rank} is in {kind}, others in {call.kind}")
         call.values[rank] = value
@@ -292,19 +313,11 @@ class Rank(LoopEngine):
         world.engines[place] = self
         self.held_for: dict[str, int] = {}
         super().__init__(config, Trace())
+        self.gate = getattr(self.scheduler, "balance_gate", None)
         self.dp_sync_interval = SYNC  # of a later release
         self.input_queue = Inbox(self)
         self.output_queue = SimpleNamespace(put_nowait=partial(world.hear, place))
-        self.output_thread = SimpleNamespace(
-            join=lambda timeout: None, is_alive=lambda: True
-        )
-
-    @property
-    def gate(self):
-        return getattr(self.scheduler, "balance_gate", None)
-
-    def decided(self):
-        return self.gate and (self.gate.switch.name, self.gate.decision)
+        self.output_thread = mock.Mock()
 
     def _record(self, output):
         if self.gate is None:
@@ -331,10 +344,8 @@ class Socket:
         world = Actor.current.world
         self.inbox = deque([b"\x01"] * len(world.ranks) if path == "back" else [])
         self.send = self.send_multipart = partial(world.publish, path)
+        self.recv = self.inbox.popleft
         world.sockets[path] = self
-
-    def recv(self):
-        return self.inbox.popleft()
 
 
 class Poller:
@@ -350,53 +361,46 @@ class Poller:
         return [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
 
 
-@dataclass
-class FrontEnd:
-    """What upstream's `DPAsyncMPClient` knows, and its client."""
-
-    ticket: int
-    wave: int = 0
-    running: bool = False
-    requests: int = 0
-    calls: int = 0
-    """That were not answered."""
-    paused: bool = False
-    resizes: bool = False
-    """Until rank 0 says that it is over; all requests are refused meanwhile."""
-    resized: bool = True
-    """Whether the coordinator has been told of the resize."""
-
-
 class World:
     """One run: `options` are what may happen next, and `take` is that it does."""
 
-    def __init__(self, setting, model_config):
+    def __init__(self, setting, configs):
         self.setting, self.ranks = setting, range(setting.ranks)
         self.budget, self.switched = setting.events, False
+        self.touched: set[Any] = set()
+        """Whom the last choice concerned: those who ran, and what all share."""
         self.groups: dict[int, Group] = {}
         self.lost: dict[int, str] = {}
         """Ranks that have ended, or will never answer, and why."""
         self.engines: dict[int, Rank] = {}
         self.sockets: dict[str, Socket] = {}
         self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
-        self.fresh: list[tuple[Any, Any]] = []
-        """Channels of the event that has just been sent: one of them goes on."""
-        self.client = FrontEnd(first_ticket(setting.policy))
+        self.client = SimpleNamespace(
+            ticket=first_ticket(setting.policy),
+            wave=0,
+            running=False,
+            requests=0,
+            calls=0,  # that were not answered
+            paused=False,
+            resizes=False,  # until rank 0 says that it is over: requests are refused
+            resized=True,  # and the coordinator was told
+        )
+        """What upstream's `DPAsyncMPClient` knows, and its client."""
         self.unfinished: dict[str, int] = {}
         self.calls: dict[Any, list[str]] = defaultdict(list)
         """By rank, if they are `recorded`."""
-        self.published = (0, False)
+        self.published = [0, False]
         self.turns = [*self.ranks]
         """Who has waited longest for one comes first."""
         self.actors = {
-            place: Actor(self, place, partial(self._serve, place, model_config))
-            for place in self.ranks
+            place: Actor(self, place, partial(self._serve, place, config))
+            for place, config in enumerate(configs)
         }
         self.coordinator = Actor(self, "coordinator", self._coordinate)
         self.settle()
 
     def _serve(self, place, config):
-        Rank(config(place), self, place).run_busy_loop()
+        Rank(config, self, place).run_busy_loop()
 
     def _coordinate(self):
         process = object.__new__(coordinator.DPCoordinatorProc)
@@ -414,15 +418,17 @@ class World:
         _, outputs = message
         if outputs.wave_complete is not None or outputs.start_wave is not None:
             outputs.engine_index, outputs.timestamp = place, 0.0
-            self._post(place, "coordinator", outputs)
+            self._post(place, outputs)
         if called := outputs.utility_output:
             self._answered(place, called)
         for output in outputs.outputs:
             if output.finish_reason is not None:
+                self.touched.add("client")
                 self.unfinished.pop(output.request_id, None)
 
     def _answered(self, place, called):
         client = self.client
+        self.touched.add("client")
         if called.call_id < 0:  # the ranks that stay have met, or another has left
             client.resizes &= place > 0
             return
@@ -431,8 +437,11 @@ class World:
         client.calls -= 1
         if not client.resized and not client.calls:
             client.resized = True
-            resized = "SCALE_ELASTIC_EP", len(self.ranks)
-            self._post("client", "coordinator", resized)
+            self._post("client", ("SCALE_ELASTIC_EP", len(self.ranks)))
+
+    def _post(self, sender, message):
+        said = msgspec.msgpack.encode(message)
+        self.channels[sender, "coordinator"].append(said)
 
     def publish(self, path, message):
         """What the coordinator tells front-ends or ranks."""
@@ -444,56 +453,70 @@ class World:
             for rank in self.actors:
                 self.channels["coordinator", rank].append(start)
 
-    def _post(self, sender, to, message):
-        self.channels[sender, to].append(msgspec.msgpack.encode(message))
-
     # Choices.
 
     def options(self):
         """What may happen now; the first, taken again and again, leads to rest."""
         ways = [way for way, said in self.channels.items() if said]
-        ways = [way for way in ways if self._listens(*way)]
-        if fresh := [way for way in self.fresh if way in ways]:
-            stale = [way for way in ways if way == ("coordinator", "client")]
-            return [f"deliver {a}>{b}" for a, b in (*fresh, *stale)]
-        self.fresh = []
-        found = [f"deliver {a}>{b}" for a, b in ways]
+        found = [f"deliver {a} {b}" for a, b in ways if self._hears(a, b)]
         found += [f"run {r}" for r in self.turns if self.actors[r].at == "top"]
         stuck = [r for r, actor in self.actors.items() if actor.at == BARRIER]
         found = found or [f"expire {r}" for r in stuck]
-        if self.client.paused and not self.client.calls:
-            found.append("resume")
-        if self.budget:
-            found += [each for each in self.setting.alphabet if self._may(each)]
+        events = self.setting.alphabet if self.budget else []
+        events = ["resume", *events] if self.client.paused else events
+        for event in dict.fromkeys(events):
+            verb, *what = event.split()
+            if self._may(verb, *what):
+                to = [b for b in self._goes_to(verb, *what) if self._hears("client", b)]
+                found += [f"{event} > {b}" for b in to] or [event]
         return found
 
-    def may_rest(self, options):
-        """Whether nothing but another event could go on."""
-        is_over = all(each in self.setting.alphabet for each in options)
-        return is_over and not self.fresh and not self.client.paused
-
-    def _listens(self, sender, to):
-        """An abort is also looked for after a step."""
+    def _hears(self, sender, to, verb=""):
+        """Whether the next message would come; an abort also does after a step."""
         at = self.actors[to].at if to in self.actors else "idle"
-        is_abort = self.channels[sender, to][0][0] == Kind.ABORT
+        said = self.channels[sender, to]
+        is_abort = said[0][0] == Kind.ABORT if said else verb == "abort"
         return at in LOOKS or (at == PASS and is_abort)
 
-    def _may(self, event):
-        verb, *what = event.split()
+    def _may(self, verb, place="0", *_):
         client = self.client
         if verb == "abort":
             return bool(self.unfinished)
-        if client.resizes:
-            return False
         if verb == "request":
-            return int(what[0]) in self.ranks
+            return not client.resizes and int(place) in self.ranks
         if verb in ("pause", "resume"):
-            return not client.calls and not client.paused
-        return verb == "switch" or (not client.paused and len(self.ranks) > 1)
+            return not client.calls and not (verb == "pause" and client.paused)
+        is_free = not client.resizes and not client.paused and len(self.ranks) > 1
+        return is_free or verb == "switch"
+
+    def _goes_to(self, verb, place="", *_):
+        """An event is taken once somebody hears of it, one after the other first."""
+        if verb == "request":
+            return [int(place)] + ["coordinator"] * (not self.client.running)
+        if verb == "abort":
+            return [*self.unfinished.values()][:1]
+        return [] if verb == "lose" else self.ranks
+
+    def is_quiet(self, options):
+        """Whether nothing but an event could go on."""
+        moves = [each for each in options if each.startswith(("deliver", "run", "exp"))]
+        return not moves and not self.client.paused
+
+    def in_any_order(self, options):
+        """Those of which it makes no difference when they come, or how they follow."""
+        if self.budget:
+            return []
+        if "deliver coordinator client" in options:  # where it sends nothing any more
+            return ["deliver coordinator client"]
+        tops = [self.engines[r] for r in self.turns if self.actors[r].at == "top"]
+        is_closed = len(options) == len(tops) and not self.lost
+        meets = [each.engines_running and not each.eep_scaling_state for each in tops]
+        return options if is_closed and all(meets) else []
 
     def take(self, choice):
+        choice, _, first = choice.partition(" > ")
         verb, *what = choice.split()
-        self.fresh = []
+        self.touched = set()
         if verb in ("run", "expire"):
             place = int(what[0])
             self.turns.remove(place)
@@ -502,10 +525,15 @@ class World:
             self.actors[place].seconds += 6 * (verb == "expire")
             self.actors[place].resume()
         elif verb == "deliver":
-            self._deliver(*(int(w) if w.isdigit() else w for w in what[0].split(">")))
+            self._deliver(*what)
         else:
             self.budget -= not (verb == "resume" and self.client.paused)
             getattr(self, f"_{verb}")(*what)
+            self.touched |= {"client", "wave"}
+            if first:
+                self._deliver("client", first)
+        if verb in ("expire", "lose", "resize"):
+            self.touched |= {"client", "wave", "coordinator", *self.actors}
         self.settle()
 
     def settle(self):
@@ -521,17 +549,19 @@ class World:
                     actor.kill()
         self._compare()
 
+    def _all(self):
+        threads = [thread for rank in self.actors.values() for thread in rank.threads]
+        return [*self.actors.values(), self.coordinator, *threads]
+
     def stored(self):
         """What ranks that come to a resize tell each other."""
         data = [group.store.data for group in self.groups.values()]
         return [{k: v for k, v in each.items() if "eep" in k} for each in data]
 
-    def _all(self):
-        threads = [thread for rank in self.actors.values() for thread in rank.threads]
-        return [*self.actors.values(), self.coordinator, *threads]
-
-    def _deliver(self, sender, to):
+    def _deliver(self, *way):
+        sender, to = (int(each) if each.isdigit() else each for each in way)
         message = self.channels[sender, to].popleft()
+        self.touched.add("wave" if to == "client" else to)
         if to == "client":
             self.client.wave, self.client.running = message
         elif to == "coordinator":
@@ -549,9 +579,7 @@ class World:
 
     def _send(self, ranks, kind, *payload):
         for rank in ranks:
-            way = "client", int(rank)
-            self.channels[way].append((kind, payload))
-            self.fresh.append(way)
+            self.channels["client", rank].append((kind, payload))
 
     def _request(self, place, tokens):
         client, name = self.client, f"request-{self.client.requests}"
@@ -559,11 +587,10 @@ class World:
         self.unfinished[name] = int(place)
         asked = SamplingParams(max_tokens=int(tokens), ignore_eos=True)
         request = Request(name, [1] * 4, asked, None, arrival_time=0.0)
-        self._send([place], Kind.ADD, request, client.wave)
+        self._send([int(place)], Kind.ADD, request, client.wave)
         if not client.running:
             client.running = True
-            self._post("client", "coordinator", [int(place), client.wave])
-            self.fresh.append(("client", "coordinator"))
+            self._post("client", [int(place), client.wave])
 
     def _abort(self):
         name, place = next(iter(self.unfinished.items()))
@@ -602,11 +629,8 @@ class World:
         for ranks, what in ((stay, keep), ([leaves], end)):
             asked = ReconfigureDistributedRequest(len(stay), what, keep, "", 0, [], 0)
             self._call("reinitialize_distributed", asked, of=ranks)
-        self.ranks, self.client.resizes, self.client.resized = (
-            range(leaves),
-            True,
-            False,
-        )
+        self.client.resizes, self.client.resized = True, False
+        self.ranks = range(leaves)
         self.unfinished = {n: r for n, r in self.unfinished.items() if r < leaves}
 
     def _pass_time(self):
@@ -630,9 +654,9 @@ class World:
         """Ranks that are in the same step decide alike."""
         seen: dict[Any, Any] = {}
         for place, engine in self.engines.items():
-            if self.actors[place].at in LOOKS:
+            if engine.gate and self.actors[place].at in LOOKS:
                 step = engine.dp_group, engine.current_wave, engine.step_counter
-                mine = engine.decided()
+                mine = engine.gate.switch.name, engine.gate.decision
                 if (other := seen.setdefault(step, mine)) != mine:
                     raise Fault(f"in one step {other} and {mine}")
 
@@ -663,95 +687,66 @@ class World:
     def key(self):
         """Equal in states that go on alike."""
         said = {str(way): shape(each) for way, each in self.channels.items() if each}
-        ranks = [self._key_of(place) for place in self.engines]
-        rest = self.unfinished, self.published, self.fresh, self.switched, self.ranks
+        ranks = [self._key_of(*each) for each in self.engines.items()]
+        rest = self.unfinished, self.published, self.switched, self.ranks
         return repr((ranks, sorted(said.items()), self.client, rest, self.stored()))
 
-    def _key_of(self, place):
-        engine, actor = self.engines[place], self.actors[place]
-        if actor.at == "ended":
+    def _key_of(self, place, engine):
+        if self.actors[place].at == "ended":
             return place in self.lost
-        scheduler, resize = engine.scheduler, engine.eep_scaling_state
-        skipped = getattr(scheduler, "skipped_waiting", ())  # of this release
-        requests = (*scheduler.running, *scheduler.waiting, *skipped)
-        return (
-            actor.at,
-            [[getattr(each, name) for name in OF_REQUEST] for each in requests],
-            len(scheduler.running),
-            len(scheduler.finished_req_ids),
-            scheduler.pause_state.value,
-            [getattr(engine, name) for name in OF_RANK],
-            engine.step_counter and 1 + (engine.step_counter - 1) % SYNC,
-            len(engine._idle_state_callbacks),
-            [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()],
-            engine.aborts_queue.qsize(),
-            shape(engine.input_queue.queue),
-            resize and (resize.state.value, resize.worker_type),
-            shape(engine.gate),
-        )
+        step = engine.step_counter and 1 + (engine.step_counter - 1) % SYNC
+        queues = [getattr(engine.scheduler, name, ()) for name in OF_SCHEDULER]
+        return self.actors[place].at, step, shape(engine), shape(queues)
 
     def close(self):
         for actor in (*self.actors.values(), self.coordinator):
             actor.kill()
 
 
-OF_RANK = (
-    "engines_running",
-    "current_wave",
-    "pending_pause",
-    "ignore_start_dp_wave",
-    "held_for",
+OF_SCHEDULER = (
+    "running",
+    "waiting",
+    "skipped_waiting",
+    "finished_req_ids",
+    "pause_state",
 )
-OF_REQUEST = (
-    "request_id",
-    "status",
-    "num_computed_tokens",
-    "num_output_tokens",
+REMEMBERED = {
+    Rank: "engines_running current_wave pending_pause ignore_start_dp_wave held_for "
+    "_idle_state_callbacks batch_queue aborts_queue input_queue eep_scaling_state gate",
+    Request: "request_id status num_computed_tokens num_output_tokens "
     "num_output_placeholders",
-)
-"""What a rank remembers, and of each request."""
-READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
+    SchedulerOutput: "num_scheduled_tokens",
+    elastic_state.ElasticEPScalingState: "state worker_type",
+    queue.Queue: "queue",
+    Inbox: "queue",
+    watch.RankStatus: "doing",
+}
+"""What counts of objects of upstream, of which releases may lack some."""
+REMEMBERED = {kind: names.split() for kind, names in REMEMBERED.items()}
 OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
 def shape(thing):
-    """All that an object of ours remembers, as plain values."""
+    """All that counts of an object, as plain values."""
     kind = type(thing)
     if thing is None or kind in (bool, int, float, str, bytes):
         return thing
+    if kind in REMEMBERED:
+        return [shape(getattr(thing, name, None)) for name in REMEMBERED[kind]]
     if kind is Row:
         thing = thing._replace(step=0)
-    if kind is watch.RankStatus:
-        return thing.doing
-    if kind is Request or kind is Kind:
-        return thing.request_id if kind is Request else thing.name
     if isinstance(thing, (tuple, list, deque)):
         return [shape(each) for each in thing]
     if isinstance(thing, (set, frozenset)):
         return sorted(map(str, thing))
     if isinstance(thing, dict):
         return {str(key): shape(value) for key, value in thing.items()}
+    if isinstance(thing, enum.Enum):
+        return thing.name
     is_ours = kind.__module__.startswith(OURS) and hasattr(thing, "__dict__")
     if is_ours and kind not in (BalanceStats, watch.Heartbeats):
         return shape(vars(thing))
     return "-"
-
-
-class Clock:
-    """Of the rank that runs."""
-
-    @staticmethod
-    def monotonic():
-        return Actor.current.seconds
-
-    time = monotonic
-
-    @staticmethod
-    def sleep(seconds):
-        actor = Actor.current
-        if actor is not actor.world.actors[actor.name]:
-            actor.wait("asleep")
-        actor.seconds += seconds
 
 
 def with_constant(function, before, after):
@@ -786,16 +781,15 @@ def wait_in_barrier():
 @contextlib.contextmanager
 def controlled():
     """While worlds run: what stands in for the parts that cannot be driven."""
-    engine = core.DPEngineCoreProc
-    sync = engine._has_global_unfinished_reqs
-    no_file = SimpleNamespace(memfd_create=mock.Mock(side_effect=OSError), getpid=int)
+    engine, no_file = core.DPEngineCoreProc, mock.Mock(side_effect=OSError)
+    sync = with_constant(engine._has_global_unfinished_reqs, 32, SYNC)
+    destroy = "stateless_destroy_torch_distributed_process_group"
+    clocks = [(each, "time", Clock) for each in (elastic_state, watch, gate, timing)]
     places = [
-        *(
-            (module, "time", Clock)
-            for module in (elastic_state, watch, gate, timing, core)
-        ),
+        *clocks,
+        (core, "time", Clock),
         (watch, "threading", SimpleNamespace(Thread=Thread, Event=Thread)),
-        (watch, "os", no_file),
+        (watch, "os", SimpleNamespace(memfd_create=no_file, getpid=int)),
         (watch, "kill_process_tree", end_of_process),
         (group, "init_gloo_process_group", apart),
         (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
@@ -805,16 +799,12 @@ def controlled():
         (parallel, "cpu_all_reduce_", lambda t, g, **_: all_reduce(t, group=g)),
         (ParallelConfig, "stateless_init_dp_group", begin_group),
         (elastic_state, "sched_yield", wait_in_barrier),
-        (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
-        (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
+        (elastic_state, destroy, apart),
+        (engine, "_has_global_unfinished_reqs", sync),
         (core, "freeze_gc_heap", lambda: None),
         # Each rank would leave a thread that watches the process that explores.
         (start, "end_with_parent", lambda: None),
-        (
-            coordinator,
-            "make_zmq_socket",
-            lambda path, **_: contextlib.nullcontext(Socket(path)),
-        ),
+        (coordinator, "make_zmq_socket", lambda path, **_: opened(Socket(path))),
         (zmq, "Poller", Poller),
     ]
     with contextlib.ExitStack() as stack:
@@ -828,6 +818,10 @@ def controlled():
             stack.enter_context(mock.patch.object(*place, create=True))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
         yield
+
+
+opened = contextlib.nullcontext
+READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
 
 
 @contextlib.contextmanager
