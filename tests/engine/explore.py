@@ -123,14 +123,15 @@ class Found:
 
     @contextlib.contextmanager
     def world(self):
-        """Of one run, and the list of its choices, which is kept if it has a fault."""
+        """Of one run, and the list of its choices."""
         world, run = world_of(self.setting), []
         self.runs += 1
         try:
             yield world, run
         except Fault as fault:
-            self.fault, self.run = str(fault), tuple(run)
+            self.fault = str(fault)
         finally:
+            self.run = tuple(run)
             world.close()
 
 
@@ -194,7 +195,10 @@ class Explorer:
                 self.found.states += 1
                 if world.is_quiet(options):
                     world.check_rest()
-                slept = {*(world.in_any_order(options)[:1] or options)}
+                alike = world.in_any_order(options)
+                slept = {*(alike[:1] or options)}
+                for each in alike[1:]:
+                    self.equal.append(([*run, alike[0], each], [*run, each, alike[0]]))
                 new = [each for each in options if each in slept]
                 self._seen[key] = budget, {*asleep} & slept, run[:]
             else:

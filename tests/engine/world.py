@@ -503,15 +503,14 @@ class World:
         return not moves and not self.client.paused
 
     def in_any_order(self, options):
-        """Those of which it makes no difference when they come, or how they follow."""
-        if self.budget:
-            return []
-        if "deliver coordinator client" in options:  # where it sends nothing any more
-            return ["deliver coordinator client"]
+        """If the first choice comes before the others as well as after each: all."""
+        first = "deliver coordinator client"
+        if not self.budget and first in options:  # it makes no request any more
+            return [first, *(each for each in options if each != first)]
         tops = [self.engines[r] for r in self.turns if self.actors[r].at == "top"]
-        is_closed = len(options) == len(tops) and not self.lost
-        meets = [each.engines_running and not each.eep_scaling_state for each in tops]
-        return options if is_closed and all(meets) else []
+        # Ranks on their way to the next collective call: until then none sends.
+        meet = len(options) == len(tops) and not any(e.eep_scaling_state for e in tops)
+        return options if meet and not self.budget and not self.lost else []
 
     def take(self, choice):
         choice, _, first = choice.partition(" > ")
