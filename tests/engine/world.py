@@ -695,7 +695,7 @@ class World:
             return place in self.lost
         step = engine.step_counter and 1 + (engine.step_counter - 1) % SYNC
         queues = [getattr(engine.scheduler, name, ()) for name in OF_SCHEDULER]
-        return self.actors[place].at, step, shape(engine), shape(queues)
+        return self.actors[place].at, step, shape([engine, queues])
 
     def close(self):
         for actor in (*self.actors.values(), self.coordinator):
@@ -719,33 +719,38 @@ REMEMBERED = {
     queue.Queue: "queue",
     Inbox: "queue",
     watch.RankStatus: "doing",
+    watch.Heartbeats: "",
+    BalanceStats: "",
 }
 """What counts of objects of upstream, of which releases may lack some."""
 REMEMBERED = {kind: names.split() for kind, names in REMEMBERED.items()}
 OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
-def shape(thing):
-    """All that counts of an object, as plain values."""
-    kind = type(thing)
+def shape(thing, seen=None):
+    """All that counts of an object, as plain values; of one seen before, which it is."""
+    kind, seen = type(thing), {} if seen is None else seen
     if thing is None or kind in (bool, int, float, str, bytes):
         return thing
-    if kind in REMEMBERED:
-        return [shape(getattr(thing, name, None)) for name in REMEMBERED[kind]]
+    if isinstance(thing, enum.Enum):
+        return thing.name
     if kind is Row:
         thing = thing._replace(step=0)
     if isinstance(thing, (tuple, list, deque)):
-        return [shape(each) for each in thing]
+        return [shape(each, seen) for each in thing]
     if isinstance(thing, (set, frozenset)):
         return sorted(map(str, thing))
     if isinstance(thing, dict):
-        return {str(key): shape(value) for key, value in thing.items()}
-    if isinstance(thing, enum.Enum):
-        return thing.name
-    is_ours = kind.__module__.startswith(OURS) and hasattr(thing, "__dict__")
-    if is_ours and kind not in (BalanceStats, watch.Heartbeats):
-        return shape(vars(thing))
-    return "-"
+        return {str(key): shape(value, seen) for key, value in thing.items()}
+    names = REMEMBERED.get(kind)
+    if names is None:
+        if not kind.__module__.startswith(OURS) or not hasattr(thing, "__dict__"):
+            return "-"
+        names = vars(thing)
+    if id(thing) in seen:
+        return seen[id(thing)]
+    seen[id(thing)] = len(seen)
+    return [shape(getattr(thing, name, None), seen) for name in names]
 
 
 def with_constant(function, before, after):
