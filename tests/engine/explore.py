@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -42,10 +43,11 @@ THEMES = {
 OF_OFF = "waves", "pauses"
 """Nothing could switch, or notice a loss."""
 POLICIES = "off", "cap", "align", "adaptive"
+LONGEST = 500
+"""Choices of a drawn run."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     policy: str
     how: str
     theme: str
@@ -55,12 +57,11 @@ class Setting:
 
     @classmethod
     def of(cls, name):
-        policy, how, theme, ranks, events = name.split(", ")
-        return cls(policy, how, theme, int(ranks.split()[0]), int(events.split()[0]))
+        *names, ranks, events = name.split(", ")
+        return cls(*names, int(ranks.split()[0]), int(events.split()[0]))
 
     def __str__(self):
-        numbers = f"{self.ranks} ranks, {self.events} events"
-        return f"{self.policy}, {self.how}, {self.theme}, {numbers}"
+        return ", ".join(self[:3]) + f", {self.ranks} ranks, {self.events} events"
 
     @property
     def alphabet(self):
@@ -72,6 +73,11 @@ class Setting:
     def step_s(self):
         """Seconds of a step: only `adaptive` decides by them."""
         return 0.01 if self.policy == "adaptive" else 0.0
+
+    @property
+    def latest(self):
+        """Steps that a message is late: of `adaptive` no two states are equal."""
+        return 2 if self.policy == "adaptive" else math.inf
 
 
 @cache
@@ -92,13 +98,12 @@ def _config(policy, how, ranks):
 
 
 def world_of(setting):
-    configs = []
-    for place in range(setting.ranks):
-        config = copy.copy(_config(setting.policy, setting.how, setting.ranks))
-        config.parallel_config = parallel = copy.copy(config.parallel_config)
+    config = _config(setting.policy, setting.how, setting.ranks)
+    configs = [copy.copy(config) for _ in range(setting.ranks)]
+    for place, each in enumerate(configs):
+        each.parallel_config = parallel = copy.copy(config.parallel_config)
         parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
         parallel.data_parallel_index = place
-        configs.append(config)
     return World(setting, configs)
 
 
@@ -138,32 +143,38 @@ class Found:
 class Explorer:
     """Takes each choice in each state once; states that are equal are one.
 
-    Of two choices that concern nobody in common only one order is taken. One that was
-    taken before is therefore asleep after such others, with whom it concerns.
+    Of two choices that concern nobody in common only one order is taken: what was taken
+    before is asleep after the other, until somebody whom it concerns goes on.
     """
 
     def __init__(self, setting, most=math.inf, longest=math.inf):
-        self._most, self._longest = most, longest
+        self.found, self._most, self._longest = Found(setting), most, longest
         self._seen = {}
         """By state: the most events that were left, what was asleep, and the run."""
         self.equal = []
         """Pairs of runs that lead to states that are taken for equal."""
         self.calls = []
         """Of each run, what the ranks have called, if that is recorded."""
-        self.found = Found(setting)
 
     def search(self, shortest=False):
         """All runs, each as far as it is new; or the shortest that has a fault."""
         began, found = time.monotonic(), self.found
-        todo = deque([((), {}, {})])
-        while todo and not found.fault and found.runs < self._most:
-            chosen, asleep, taken = todo.popleft() if shortest else todo.pop()
+        left = deque([((), {}, {})])
+        while left and not found.fault and found.runs < self._most:
+            chosen, asleep, taken = left.popleft() if shortest else left.pop()
             with found.world() as (world, run):
                 for choice in chosen:
                     run.append(choice)
                     world.take(choice)
                 asleep = self._asleep(world, run, asleep, taken)
-                self._go_on(world, run, asleep, todo, shortest)
+                while new := self._new(world, run, asleep):
+                    taken, kept = {}, new if shortest else new[1:]
+                    left += [((*run, each), asleep, taken) for each in reversed(kept)]
+                    if shortest:
+                        break
+                    run.append(new[0])
+                    world.take(new[0])
+                    asleep = self._asleep(world, run, asleep, taken)
             if world.calls:
                 self.calls.append(["; ".join(run), world.calls])
             if found.runs % 500 == 0:
@@ -183,66 +194,51 @@ class Explorer:
             self.equal.append(([*run, each], [*before, each, last]))
         return found
 
-    def _go_on(self, world, run, asleep, others, shortest):
-        here = {}
-        while (options := world.options()) and len(run) <= self._longest:
-            key, budget = hash(world.key()), world.budget
-            if key in here and not {*options} - {*run[here[key] :]}:
-                raise Fault("all go on for ever")
-            most, slept, before = self._seen.get(key, (-1, {}, run))
-            if most < budget:
-                here[key] = len(run)
-                self.found.states += 1
-                if world.is_quiet(options):
-                    world.check_rest()
-                alike = world.in_any_order(options)
-                slept = {*(alike[:1] or options)}
-                for each in alike[1:]:
-                    self.equal.append(([*run, alike[0], each], [*run, each, alike[0]]))
-                new = [each for each in options if each in slept]
-                self._seen[key] = budget, {*asleep} & slept, run[:]
-            else:
-                new = [each for each in options if each in slept]
-                if most == budget:
-                    self.equal.append((before, run[:]))
-                    self._seen[key] = budget, {*asleep} & slept, before
-            new = [each for each in new if each not in asleep]
-            if not new:
-                return
-            taken = {}
-            kept = new if shortest else new[1:]
-            others += [((*run, each), asleep, taken) for each in reversed(kept)]
-            if shortest:
-                return
-            run.append(new[0])
-            world.take(new[0])
-            asleep = self._asleep(world, run, asleep, taken)
-        if not options:
+    def _new(self, world, run, asleep):
+        """What has to be taken now."""
+        options, key = world.options(), hash(world.key())
+        if not options or world.is_quiet(options):
             world.check_rest()
+        most, slept, before = self._seen.get(key, (-1, {}, [*run]))
+        if most < world.budget:
+            self.found.states += 1
+            first, *others = world.in_any_order(options) or [None]
+            self.equal += [([*run, first, b], [*run, b, first]) for b in others]
+            slept = {first} if first else {*options}
+        elif (
+            options
+            and before == run[: len(before)]
+            and {*options} <= {*run[len(before) :]}
+        ):
+            raise Fault("all go on for ever")
+        elif most == world.budget:
+            self.equal.append((before, [*run]))
+        if most <= world.budget:
+            self._seen[key] = world.budget, {*asleep} & slept, before
+        new = [each for each in options if each in slept and each not in asleep]
+        return new if len(run) < self._longest else []
 
 
 def first_fault(setting):
     """What an exploration finds, and the shortest run that has a fault."""
     with controlled():
         found = Explorer(setting).search()
-        for events in range(1, setting.events + 1) if found.fault else ():
-            fewer = replace(setting, events=events)
-            short = Explorer(fewer, 10_000, len(found.run)).search(shortest=True)
-            if short.fault:
-                return replace(found, setting=fewer, fault=short.fault, run=short.run)
+        if found.fault:
+            short = Explorer(setting, 10_000, len(found.run)).search(shortest=True)
+            found = short if short.fault else found
     return found
 
 
-def follow(setting, choose, most=500):
-    """One run, whose choices are chosen among the options, and then to rest."""
+def follow(setting, choose):
+    """One run: choices that are chosen among the options, and then to rest."""
     found = Found(setting)
     with found.world() as (world, run):
         while options := world.options():
-            choice = choose(options) if len(run) < most else None
+            choice = choose(options) if len(run) < LONGEST else None
             if choice is None:
-                choose, world.budget = (lambda options: options[0]), 0
-                most += 500
-                continue
+                choose, choice, world.budget = lambda options: options[0], options[0], 0
+            if len(run) >= 2 * LONGEST:
+                raise Fault("all go on for ever")
             run.append(choice)
             world.take(choice)
         world.check_rest()
@@ -292,23 +288,22 @@ def whole():
 
 
 def explore_each(chosen):
-    """Each as it ends; whether one has a fault."""
-    began, total, faults = time.monotonic(), Found("all"), 0
+    """Each as it ends; how many have a fault."""
+    began, all_found = time.monotonic(), []
     with multiprocessing.Pool(2) as pool:
-        for number, found in enumerate(pool.imap_unordered(first_fault, chosen), 1):
-            total.runs += found.runs
-            total.states += found.states
-            total.seconds = time.monotonic() - began
-            faults += bool(found.fault)
-            place = f"{number} of {len(chosen)}, {total.seconds:.0f} s"
+        for found in pool.imap_unordered(first_fault, chosen):
+            all_found.append(found)
+            seconds = time.monotonic() - began
+            place = f"{len(all_found)} of {len(chosen)}, {seconds:.0f} s"
             print(f"[{place}] {found}", flush=True)
-    print(total)
-    return faults
+    runs, states = (sum(getattr(f, n) for f in all_found) for n in ("runs", "states"))
+    print(f"all: {runs} runs, {states} states, {seconds:.0f} s")
+    return sum(bool(found.fault) for found in all_found)
 
 
 def calls_of(setting):
     """Of each run, the calls of upstream's methods that the ranks make."""
-    with controlled(), recorded():
+    with controlled(recorded()):
         explorer = Explorer(setting)
         explorer.search()
     return explorer.calls
@@ -340,15 +335,13 @@ def main():
     chosen = [*map(Setting.of, options.settings)] or [*whole()]
     if options.calls:
         return print(json.dumps(calls_of(chosen[0])))
-    if options.replay:
-        with controlled():
+    if not options.replay and options.seed is None:
+        return explore_each(chosen)
+    with controlled():
+        if options.replay:
             return print(replay(options.replay))
-    if options.seed is not None:
-        with controlled():
-            for seed in itertools.count(options.seed):
-                if (found := draw(seed)).fault:
-                    return f"seed {seed}: {found}"
-    return explore_each(chosen)
+        drawn = map(draw, itertools.count(options.seed))
+        return str(next(found for found in drawn if found.fault))
 
 
 if __name__ == "__main__":

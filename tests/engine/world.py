@@ -9,18 +9,17 @@ collective call until all are in it.
 import contextlib
 import enum
 import logging
+import math
 import queue
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
 from functools import cached_property, partial
 from types import FunctionType, SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import msgspec
 import torch
 import zmq
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from vllm import envs
 from vllm.config import ParallelConfig, parallel
 from vllm.distributed.elastic_ep import elastic_state
@@ -55,63 +54,58 @@ SMALL = {
 PASS, BARRIER = "a forward pass", "a barrier of a resize"
 LOOKS = "top", "idle"
 """Where a rank is that looks for messages."""
+OF_CLIENT = "wave", "running", "requests", "calls", "paused", "resizes", "tells"
+"""Calls that were not answered; until rank 0 says that a resize is over, requests are
+refused; and once its calls are answered the front-end tells the coordinator."""
 
 
 class Fault(AssertionError):  # noqa: N818
     """What must hold does not."""
 
 
-class Stopped(BaseException):
-    """The run is over."""
-
-
-class Actor:
+class Actor(greenlet):
     """Runs when it is told to, until it waits for something."""
 
     current: "Actor"
 
     def __init__(self, world, name, body):
+        super().__init__(body)
         self.world, self.name = world, name
-        self.at, self.seconds, self.error = "beginning", 0.0, None
-        self.is_ready = lambda: True
-        self.threads: list[Actor] = []
-        """Of the rank, besides its busy loop: they run when it is stuck."""
-        self._task = greenlet(partial(self._run, body))
+        self.at, self.is_ready, self.seconds = "beginning", lambda: True, 0.0
+        self.threads = []
+        """Of a rank, besides its busy loop: they run when it is stuck."""
 
-    def _run(self, body):
-        with contextlib.suppress(SystemExit, Stopped):
-            try:
-                body()
-            except Exception as error:
-                self.error = error
-        self.at, self.is_ready = "ended", lambda: False
-
-    def resume(self, *error):
-        Actor.current = self
+    def resume(self):
+        Actor.current, self.parent = self, getcurrent()
         self.world.touched.add(self.name)
-        self._task.parent = getcurrent()
-        self._task.throw(*error) if error else self._task.switch()
-        if isinstance(self.error, Fault):
-            raise self.error
+        try:
+            self.switch()
+        except SystemExit:
+            pass
+        except RuntimeError as error:
+            if not self.world.lost:
+                raise
+            self.world.lost[self.name] = str(error)
+        if self.dead:
+            self.kill()
 
     def wait(self, what, is_ready=lambda: False):
         """Called by the actor."""
         self.at, self.is_ready = what, is_ready
-        self._task.parent.switch()
+        self.parent.switch()
 
     def kill(self):
         for each in (*self.threads, self):
-            if each.at != "ended":
-                each.resume(Stopped)
-                each.at, each.is_ready = "ended", lambda: False
+            each.parent = getcurrent()
+            each.throw()
+            each.at, each.is_ready = "ended", lambda: False
 
 
 class Thread:
     """Of `threading`, and its `Event`: a rank has threads that watch the others."""
 
     def __init__(self, target=None, args=(), daemon=True):
-        self._body = partial(target, *args) if target else None
-        self._is_set = False
+        self._body, self._is_set = lambda: target(*args), False
 
     def start(self):
         rank = Actor.current
@@ -179,14 +173,11 @@ class Store:
             Actor.current.wait("a key of the store", lambda: self.check(keys))
 
 
-@dataclass
 class Call:
     """A collective call: it ends once all ranks of the group are in it."""
 
-    group: "Group"
-    kind: str
-    values: dict[int, Any] = field(default_factory=dict)
-    ends_at: float = 0.0
+    def __init__(self, group, kind):
+        self.group, self.kind, self.values, self.ends_at = group, kind, {}, 0.0
 
     def is_whole(self):
         return len(self.values) == self.group.size()
@@ -198,57 +189,48 @@ class Call:
         return self.is_whole() or is_broken
 
     def wait(self, timeout=None):
+        """What each rank gave."""
         actor = Actor.current
         if not self.is_whole():
             actor.wait(self.kind, self.is_over)
         if not self.is_whole():
             raise RuntimeError("Connection closed by peer")
         actor.seconds = max(actor.seconds, self.ends_at)
+        return [value for _, value in sorted(self.values.items())]
 
 
 class Group:
     """A process group, and that of the devices; its ranks share it."""
 
     def __init__(self, world, size, name=""):
-        self.world, self._size, self._name = world, size, name
-        self.store = Store()
-        self._calls: dict[tuple[str, int], Call] = {}
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    def rank(self):
-        return Actor.current.name
-
-    def size(self):
-        return self._size
-
-    def get_group_store(self):
-        return self.store
+        self.world, self.store, self._name = world, Store(), name
+        self.rank, self.size = lambda: Actor.current.name, lambda: size
+        self.get_group_store = lambda: self.store
+        self._calls = defaultdict(list)
 
     @cached_property
     def apart(self):
-        return Group(self.world, self._size, " of its own")
+        return Group(self.world, self.size(), " of its own")
 
-    def meet(self, kind, value, of="host", seconds=0.0):
+    def meet(self, kind, value=None, seconds=0.0):
         """The n-th call of a rank is the n-th of the others, or the ranks are lost."""
-        rank, kind = self.rank(), kind + self._name
-        self._counts[of, rank] += 1
-        number = of, self._counts[of, rank]
-        call = self._calls.setdefault(number, Call(self, kind))
+        calls, rank, kind = self._calls[kind == PASS], self.rank(), kind + self._name
+        call = next((each for each in calls if rank not in each.values), None)
+        if call is None:
+            calls.append(call := Call(self, kind))
         if call.kind != kind:
             raise Fault(f"rank {rank} is in {kind}, others in {call.kind}")
         call.values[rank] = value
         call.ends_at = max(call.ends_at, Actor.current.seconds + seconds)
         if call.is_whole():
-            del self._calls[number]
+            calls.remove(call)
         return call
 
     def alltoall_base(self, received, sent, *_):
-        call = self.meet("the exchange", sent.clone())
+        call, rank = self.meet("the exchange", sent.clone()), self.rank()
 
         def wait(timeout):
-            call.wait()
-            for rank in range(self._size):
-                received[rank] = call.values[rank][self.rank()]
+            received.copy_(torch.stack([each[rank] for each in call.wait()]))
 
         return SimpleNamespace(wait=wait)
 
@@ -256,19 +238,19 @@ class Group:
 def all_reduce(tensor, op=torch.distributed.ReduceOp.SUM, group=None):
     name = "sum" if op == torch.distributed.ReduceOp.SUM else "max"
     call = group.meet(f"an all-reduce ({name} of {tensor.numel()})", tensor.clone())
-    call.wait()
-    values = torch.stack([*call.values.values()])
+    values = torch.stack(call.wait())
     tensor.copy_(values.sum(0) if name == "sum" else values.amax(0))
 
 
 class Device(StandInExecutor):
     """Forward passes of all ranks meet, and take time where a policy asks for it."""
 
-    def _forward(self, tokens, value):
-        world, place = Actor.current.world, Actor.current.name
-        seconds = world.setting.step_s * (1 + tokens / 4)
-        call = world.engines[place].dp_group.meet(PASS, None, "device", seconds)
-        return SimpleNamespace(result=lambda: call.wait() or value)
+    def _forward(self, tokens, value=None):
+        actor = Actor.current
+        seconds = actor.world.setting.step_s * (1 + tokens / 4)
+        group = actor.world.engines[actor.name].dp_group
+        call = group.meet(PASS, seconds=seconds)
+        return SimpleNamespace(result=lambda: call.wait() and value)
 
     def execute_model(self, scheduler_output, non_block=False):
         done = super().execute_model(scheduler_output, non_block)
@@ -281,7 +263,7 @@ class Device(StandInExecutor):
         return self._pass if non_block else self._pass.result()
 
     def execute_dummy_batch(self):
-        self._forward(0, None).result()
+        self._forward(0).result()
 
 
 class Inbox(queue.Queue):
@@ -311,7 +293,7 @@ class Rank(LoopEngine):
     def __init__(self, config, world, place):
         self.world, self.place = world, place
         world.engines[place] = self
-        self.held_for: dict[str, int] = {}
+        self.held_for = {}
         super().__init__(config, Trace())
         self.gate = getattr(self.scheduler, "balance_gate", None)
         self.dp_sync_interval = SYNC  # of a later release
@@ -337,6 +319,10 @@ class Rank(LoopEngine):
             raise Fault(f"rank {self.place} holds prompts for {self.held_for} steps")
 
 
+def serve(*arguments):
+    Rank(*arguments).run_busy_loop()
+
+
 class Socket:
     """Of the coordinator."""
 
@@ -348,17 +334,14 @@ class Socket:
         world.sockets[path] = self
 
 
-class Poller:
-    def __init__(self):
-        self._sockets = []
-
+class Poller(list):
     def register(self, socket, flags):
-        self._sockets.append(socket)
+        self.append(socket)
 
     def poll(self, timeout):
-        if not any(socket.inbox for socket in self._sockets):
-            Actor.current.wait("idle", lambda: any(s.inbox for s in self._sockets))
-        return [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
+        if not any(socket.inbox for socket in self):
+            Actor.current.wait("idle", lambda: any(socket.inbox for socket in self))
+        return [(socket, zmq.POLLIN) for socket in self if socket.inbox]
 
 
 class World:
@@ -367,40 +350,29 @@ class World:
     def __init__(self, setting, configs):
         self.setting, self.ranks = setting, range(setting.ranks)
         self.budget, self.switched = setting.events, False
-        self.touched: set[Any] = set()
+        self.groups, self.engines, self.sockets = {}, {}, {}
+        self.channels = defaultdict(deque)
+        """What was sent, by sender and receiver."""
+        self.touched = set()
         """Whom the last choice concerned: those who ran, and what all share."""
-        self.groups: dict[int, Group] = {}
-        self.lost: dict[int, str] = {}
+        self.lost = {}
         """Ranks that have ended, or will never answer, and why."""
-        self.engines: dict[int, Rank] = {}
-        self.sockets: dict[str, Socket] = {}
-        self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
-        self.client = SimpleNamespace(
-            ticket=first_ticket(setting.policy),
-            wave=0,
-            running=False,
-            requests=0,
-            calls=0,  # that were not answered
-            paused=False,
-            resizes=False,  # until rank 0 says that it is over: requests are refused
-            resized=True,  # and the coordinator was told
-        )
+        self.client = SimpleNamespace(ticket=first_ticket(setting.policy))
         """What upstream's `DPAsyncMPClient` knows, and its client."""
-        self.unfinished: dict[str, int] = {}
-        self.calls: dict[Any, list[str]] = defaultdict(list)
+        vars(self.client).update(dict.fromkeys(OF_CLIENT, 0))
+        self.unfinished, self.published = {}, [0, False]
+        self.calls = defaultdict(list)
         """By rank, if they are `recorded`."""
-        self.published = [0, False]
+        self.late = dict.fromkeys([*self.ranks, "client", "coordinator"], 0)
+        """Steps that a rank has made since the first message that waits for it."""
         self.turns = [*self.ranks]
         """Who has waited longest for one comes first."""
         self.actors = {
-            place: Actor(self, place, partial(self._serve, place, config))
+            place: Actor(self, place, partial(serve, config, self, place))
             for place, config in enumerate(configs)
         }
         self.coordinator = Actor(self, "coordinator", self._coordinate)
         self.settle()
-
-    def _serve(self, place, config):
-        Rank(config, self, place).run_busy_loop()
 
     def _coordinate(self):
         process = object.__new__(coordinator.DPCoordinatorProc)
@@ -435,8 +407,8 @@ class World:
         if called.failure_message and not self.lost:
             raise Fault(f"rank {place}: {called.failure_message}")
         client.calls -= 1
-        if not client.resized and not client.calls:
-            client.resized = True
+        if client.tells and not client.calls:
+            client.tells = False
             self._post("client", ("SCALE_ELASTIC_EP", len(self.ranks)))
 
     def _post(self, sender, message):
@@ -459,7 +431,8 @@ class World:
         """What may happen now; the first, taken again and again, leads to rest."""
         ways = [way for way, said in self.channels.items() if said]
         found = [f"deliver {a} {b}" for a, b in ways if self._hears(a, b)]
-        found += [f"run {r}" for r in self.turns if self.actors[r].at == "top"]
+        tops = [r for r in self.turns if self.actors[r].at == "top"]
+        found += [f"run {r}" for r in tops if self.late[r] < self.setting.latest]
         stuck = [r for r, actor in self.actors.items() if actor.at == BARRIER]
         found = found or [f"expire {r}" for r in stuck]
         events = self.setting.alphabet if self.budget else []
@@ -520,6 +493,10 @@ class World:
             place = int(what[0])
             self.turns.remove(place)
             self.turns.append(place)
+            if self.setting.latest < math.inf and any(
+                to == place and said for (_, to), said in self.channels.items()
+            ):
+                self.late[place] += 1
             # Upstream's ranks wait for 5 seconds.
             self.actors[place].seconds += 6 * (verb == "expire")
             self.actors[place].resume()
@@ -539,13 +516,6 @@ class World:
         """Lets all run that do not wait for a choice."""
         while ready := [actor for actor in self._all() if actor.is_ready()]:
             ready[0].resume()
-            for place, actor in self.actors.items():
-                if actor.at == "ended" and place not in self.lost:
-                    if actor.error is not None:
-                        if not self.lost or type(actor.error) is not RuntimeError:
-                            raise Fault(f"rank {place} died of {actor.error!r}")
-                        self.lost[place] = str(actor.error)
-                    actor.kill()
         self._compare()
 
     def _all(self):
@@ -561,6 +531,7 @@ class World:
         sender, to = (int(each) if each.isdigit() else each for each in way)
         message = self.channels[sender, to].popleft()
         self.touched.add("wave" if to == "client" else to)
+        self.late[to] = 0
         if to == "client":
             self.client.wave, self.client.running = message
         elif to == "coordinator":
@@ -628,7 +599,7 @@ class World:
         for ranks, what in ((stay, keep), ([leaves], end)):
             asked = ReconfigureDistributedRequest(len(stay), what, keep, "", 0, [], 0)
             self._call("reinitialize_distributed", asked, of=ranks)
-        self.client.resizes, self.client.resized = True, False
+        self.client.resizes = self.client.tells = True
         self.ranks = range(leaves)
         self.unfinished = {n: r for n, r in self.unfinished.items() if r < leaves}
 
@@ -642,7 +613,7 @@ class World:
                         thread.seconds = actor.seconds
                         thread.resume()
         for place, actor in self.actors.items():
-            if actor.at == PASS and any(t.at == "ended" for t in actor.threads):
+            if actor.at == PASS and any(thread.dead for thread in actor.threads):
                 self.lost[place] = "ended by its watch"
                 actor.kill()
         self.settle()
@@ -651,7 +622,7 @@ class World:
 
     def _compare(self):
         """Ranks that are in the same step decide alike."""
-        seen: dict[Any, Any] = {}
+        seen = {}
         for place, engine in self.engines.items():
             if engine.gate and self.actors[place].at in LOOKS:
                 step = engine.dp_group, engine.current_wave, engine.step_counter
@@ -687,7 +658,7 @@ class World:
         """Equal in states that go on alike."""
         said = {str(way): shape(each) for way, each in self.channels.items() if each}
         ranks = [self._key_of(*each) for each in self.engines.items()]
-        rest = self.unfinished, self.published, self.switched, self.ranks
+        rest = self.unfinished, self.published, self.switched, self.ranks, self.late
         return repr((ranks, sorted(said.items()), self.client, rest, self.stored()))
 
     def _key_of(self, place, engine):
@@ -728,7 +699,7 @@ OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
 def shape(thing, seen=None):
-    """All that counts of an object, as plain values; of one seen before, which it is."""
+    """All that counts of an object, as plain values; of one met before, its number."""
     kind, seen = type(thing), {} if seen is None else seen
     if thing is None or kind in (bool, int, float, str, bytes):
         return thing
@@ -767,7 +738,7 @@ def begin_group(config, return_store=False):
 
 
 def end_of_process(_):
-    raise Stopped
+    raise GreenletExit
 
 
 def apart(*_):
@@ -783,7 +754,7 @@ def wait_in_barrier():
 
 
 @contextlib.contextmanager
-def controlled():
+def controlled(more=()):
     """While worlds run: what stands in for the parts that cannot be driven."""
     engine, no_file = core.DPEngineCoreProc, mock.Mock(side_effect=OSError)
     sync = with_constant(engine._has_global_unfinished_reqs, 32, SYNC)
@@ -799,7 +770,7 @@ def controlled():
         (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
         (torch.distributed, "PrefixStore", Store),
         (torch.distributed, "all_reduce", all_reduce),
-        (torch.distributed, "barrier", lambda group: group.meet(BARRIER, None).wait()),
+        (torch.distributed, "barrier", lambda group: group.meet(BARRIER).wait()),
         (parallel, "cpu_all_reduce_", lambda t, g, **_: all_reduce(t, group=g)),
         (ParallelConfig, "stateless_init_dp_group", begin_group),
         (elastic_state, "sched_yield", wait_in_barrier),
@@ -817,7 +788,7 @@ def controlled():
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
-        for place in places:
+        for place in (*places, *[*more]):
             # A later release may lack it.
             stack.enter_context(mock.patch.object(*place, create=True))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
@@ -828,9 +799,8 @@ opened = contextlib.nullcontext
 READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
 
 
-@contextlib.contextmanager
 def recorded():
-    """Worlds note each call of upstream's methods, but for those that only read."""
+    """That worlds note the calls of methods of upstream that do not only read."""
 
     def noting(function):
         def call(*args, **kwargs):
@@ -839,10 +809,7 @@ def recorded():
 
         return call
 
-    owners = Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group
-    with contextlib.ExitStack() as stack:
-        for owner in owners:
-            for name, each in [*vars(owner).items()]:
-                if isinstance(each, FunctionType) and not name.startswith(READS):
-                    stack.enter_context(mock.patch.object(owner, name, noting(each)))
-        yield
+    for owner in (Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group):
+        for name, each in vars(owner).items():
+            if isinstance(each, FunctionType) and not name.startswith(READS):
+                yield owner, name, noting(each)
