@@ -167,7 +167,7 @@ class Explorer:
                     run.append(choice)
                     world.take(choice)
                 asleep = self._asleep(world, run, asleep, taken)
-                while new := self._new(world, run, asleep):
+                while new := self._new(world, run, asleep, len(chosen)):
                     taken, kept = {}, new if shortest else new[1:]
                     left += [((*run, each), asleep, taken) for each in reversed(kept)]
                     if shortest:
@@ -194,7 +194,7 @@ class Explorer:
             self.equal.append(([*run, each], [*before, each, last]))
         return found
 
-    def _new(self, world, run, asleep):
+    def _new(self, world, run, asleep, known):
         """What has to be taken now."""
         options, key = world.options(), hash(world.key())
         if not options or world.is_quiet(options):
@@ -207,7 +207,7 @@ class Explorer:
             slept = {first} if first else {*options}
         elif (
             options
-            and before == run[: len(before)]
+            and before == run[: max(known, len(before))]
             and {*options} <= {*run[len(before) :]}
         ):
             raise Fault("all go on for ever")
@@ -231,13 +231,14 @@ def first_fault(setting):
 
 def follow(setting, choose):
     """One run: choices that are chosen among the options, and then to rest."""
-    found = Found(setting)
+    found, is_over = Found(setting), False
     with found.world() as (world, run):
         while options := world.options():
-            choice = choose(options) if len(run) < LONGEST else None
-            if choice is None:
-                choose, choice, world.budget = lambda options: options[0], options[0], 0
-            if len(run) >= 2 * LONGEST:
+            choice = options[0] if is_over else choose(options)
+            if choice is None or (len(run) == LONGEST and not is_over):
+                is_over, world.budget = True, 0
+                continue
+            if len(run) == 2 * LONGEST:
                 raise Fault("all go on for ever")
             run.append(choice)
             world.take(choice)

@@ -13,6 +13,7 @@ import math
 import queue
 from collections import defaultdict, deque
 from functools import cached_property, partial
+from itertools import chain
 from types import FunctionType, SimpleNamespace
 from unittest import mock
 
@@ -82,9 +83,11 @@ class Actor(greenlet):
             self.switch()
         except SystemExit:
             pass
-        except RuntimeError as error:
-            if not self.world.lost:
-                raise
+        except Fault:
+            raise
+        except Exception as error:
+            if not self.world.lost or type(error) is not RuntimeError:
+                raise Fault(f"rank {self.name} died of {error!r}") from error
             self.world.lost[self.name] = str(error)
         if self.dead:
             self.kill()
@@ -419,11 +422,16 @@ class World:
         """What the coordinator tells front-ends or ranks."""
         if path == "front":
             _, *self.published = msgspec.msgpack.decode(message)
-            self.channels["coordinator", "client"].append(self.published)
+            self._put("coordinator", "client", self.published)
         elif isinstance(message, tuple):
             start = Kind.START_DP_WAVE, (*msgspec.msgpack.decode(message[1]),)
             for rank in self.actors:
-                self.channels["coordinator", rank].append(start)
+                self._put("coordinator", rank, start)
+
+    def _put(self, sender, to, message):
+        self.channels[sender, to].append(message)
+        if self.setting.latest < math.inf:  # whether it waits is of concern
+            self.touched.add(to)
 
     # Choices.
 
@@ -549,7 +557,7 @@ class World:
 
     def _send(self, ranks, kind, *payload):
         for rank in ranks:
-            self.channels["client", rank].append((kind, payload))
+            self._put("client", rank, (kind, payload))
 
     def _request(self, place, tokens):
         client, name = self.client, f"request-{self.client.requests}"
@@ -788,7 +796,7 @@ def controlled(more=()):
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
-        for place in (*places, *[*more]):
+        for place in chain(places, more):
             # A later release may lack it.
             stack.enter_context(mock.patch.object(*place, create=True))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
@@ -810,6 +818,6 @@ def recorded():
         return call
 
     for owner in (Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group):
-        for name, each in vars(owner).items():
+        for name, each in [*vars(owner).items()]:
             if isinstance(each, FunctionType) and not name.startswith(READS):
                 yield owner, name, noting(each)
