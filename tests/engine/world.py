@@ -697,7 +697,6 @@ REMEMBERED = {
     elastic_state.ElasticEPScalingState: "state worker_type",
     queue.Queue: "queue",
     Inbox: "queue",
-    watch.RankStatus: "doing",
     watch.Heartbeats: "",
     BalanceStats: "",
 }
@@ -715,6 +714,8 @@ def shape(thing, seen=None):
         return thing.name
     if kind is Row:
         thing = thing._replace(step=0)
+    if kind is watch.RankStatus:
+        return thing.doing
     if isinstance(thing, (tuple, list, deque)):
         return [shape(each, seen) for each in thing]
     if isinstance(thing, (set, frozenset)):
