@@ -1,6 +1,7 @@
 """Takes every choice of `world` up to a bound, or draws: `docs/interleavings.md`."""
 
 import argparse
+import contextlib
 import copy
 import gc
 import itertools
@@ -14,10 +15,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -40,11 +41,13 @@ THEMES = {
 }
 """Which events there are: requests say their rank, and the tokens of the answer."""
 OF_OFF = "waves", "pauses"
-POLICIES = ("off", "cap", "align", "adaptive")
+"""Nothing could switch, or notice a loss."""
+POLICIES = "off", "cap", "align", "adaptive"
+LONGEST = 500
+"""Choices of a drawn run."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     policy: str
     how: str
     theme: str
@@ -54,25 +57,27 @@ class Setting:
 
     @classmethod
     def of(cls, name):
-        policy, how, theme, ranks, events = name.split(", ")
-        return cls(policy, how, theme, int(ranks.split()[0]), int(events.split()[0]))
+        *names, ranks, events = name.split(", ")
+        return cls(*names, int(ranks.split()[0]), int(events.split()[0]))
 
     def __str__(self):
-        numbers = f"{self.ranks} ranks, {self.events} events"
-        return f"{self.policy}, {self.how}, {self.theme}, {numbers}"
+        return ", ".join(self[:3]) + f", {self.ranks} ranks, {self.events} events"
 
     @property
     def alphabet(self):
-        """The events; with `off` nothing could switch, or notice a loss."""
-        names = [self.theme]
-        if self.theme == "all":
-            names = OF_OFF if self.policy == "off" else (*OF_OFF, "losses", "switches")
+        every = OF_OFF if self.policy == "off" else [*THEMES][:4]
+        names = every if self.theme == "all" else [self.theme]
         return [*dict.fromkeys(itertools.chain(*map(THEMES.get, names)))]
 
     @property
     def step_s(self):
         """Seconds of a step: only `adaptive` decides by them."""
         return 0.01 if self.policy == "adaptive" else 0.0
+
+    @property
+    def latest(self):
+        """Steps that a message is late: of `adaptive` no two states are equal."""
+        return 2 if self.policy == "adaptive" else math.inf
 
 
 @cache
@@ -92,138 +97,152 @@ def _config(policy, how, ranks):
         return EngineArgs(**arguments).create_engine_config()
 
 
-def _config_of(setting, place):
-    config = copy.copy(_config(setting.policy, setting.how, setting.ranks))
-    config.parallel_config = parallel = copy.copy(config.parallel_config)
-    parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
-    parallel.data_parallel_index = place
-    return config
-
-
 def world_of(setting):
-    return World(setting, partial(_config_of, setting))
+    config = _config(setting.policy, setting.how, setting.ranks)
+    configs = [copy.copy(config) for _ in range(setting.ranks)]
+    for place, each in enumerate(configs):
+        each.parallel_config = parallel = copy.copy(config.parallel_config)
+        parallel.data_parallel_rank = parallel.data_parallel_rank_local = place
+        parallel.data_parallel_index = place
+    return World(setting, configs)
 
 
 @dataclass
 class Found:
     """What an exploration has come to."""
 
-    setting: Any
+    setting: Setting
     runs: int = 0
     states: int = 0
     seconds: float = 0.0
-    is_whole: bool = True
     fault: str = ""
     run: tuple[str, ...] = ()
-    calls: list[Any] = field(default_factory=list)
-    """Each run, with what the ranks have called, if that is recorded."""
 
     def __str__(self):
         said = f"{self.setting}: {self.runs} runs, {self.states} states, "
-        said += f"{self.seconds:.1f} s{'' if self.is_whole else ', not all'}"
+        said += f"{self.seconds:.1f} s"
         if self.fault:
             said += f"\n{self.fault}:\n  " + "\n  ".join(self.run)
             said += f"\nmake explore RUN='{self.setting}: {'; '.join(self.run)}'"
         return said
 
+    @contextlib.contextmanager
+    def world(self):
+        """Of one run, and the list of its choices."""
+        world, run = world_of(self.setting), []
+        self.runs += 1
+        try:
+            yield world, run
+        except Fault as fault:
+            self.fault = str(fault)
+        finally:
+            self.run = tuple(run)
+            world.close()
+
 
 class Explorer:
-    """Takes each choice in each state once; states that are equal are one."""
+    """Takes each choice in each state once; states that are equal are one.
 
-    def __init__(self, setting, ends_at=math.inf, longest=math.inf):
-        self._ends_at, self._longest = ends_at, longest
-        self._seen: dict[int, tuple[int, list[str]]] = {}
-        """By state, how many events were left at most, and the run that led there."""
-        self.equal: list[tuple[list[str], list[str]]] = []
-        """Runs that led to states that are taken for equal."""
-        self.found = Found(setting)
+    Of two choices that concern nobody in common only one order is taken: what was taken
+    before is asleep after the other, until somebody whom it concerns goes on.
+    """
+
+    def __init__(self, setting, most=math.inf, longest=math.inf):
+        self.found, self._most, self._longest = Found(setting), most, longest
+        self._seen = {}
+        """By state: the most events that were left, what was asleep, and the run."""
+        self.equal = []
+        """Pairs of runs that lead to states that are taken for equal."""
+        self.calls = []
+        """Of each run, what the ranks have called, if that is recorded."""
 
     def search(self, shortest=False):
         """All runs, each as far as it is new; or the shortest that has a fault."""
         began, found = time.monotonic(), self.found
-        prefixes = deque([()])
-        while prefixes and not found.fault and found.is_whole:
-            prefix = prefixes.popleft() if shortest else prefixes.pop()
-            prefixes.extend(self._run(prefix, go_on=not shortest))
-            found.runs += 1
-            found.is_whole = time.monotonic() < self._ends_at
+        left = deque([((), {}, {})])
+        while left and not found.fault and found.runs < self._most:
+            chosen, asleep, taken = left.popleft() if shortest else left.pop()
+            with found.world() as (world, run):
+                for choice in chosen:
+                    run.append(choice)
+                    world.take(choice)
+                asleep = self._asleep(world, run, asleep, taken)
+                while new := self._new(world, run, asleep, len(chosen)):
+                    taken, kept = {}, new if shortest else new[1:]
+                    left += [((*run, each), asleep, taken) for each in reversed(kept)]
+                    if shortest:
+                        break
+                    run.append(new[0])
+                    world.take(new[0])
+                    asleep = self._asleep(world, run, asleep, taken)
+            if world.calls:
+                self.calls.append(["; ".join(run), world.calls])
             if found.runs % 500 == 0:
                 gc.collect()
         found.seconds = time.monotonic() - began
         return found
 
-    def _run(self, prefix, go_on):
-        """Returns the beginnings of the runs that it leaves to others."""
-        world, run, here, left = world_of(self.found.setting), [], {}, []
-        try:
-            for choice in prefix:
-                run.append(choice)
-                world.take(choice)
-            while options := world.options():
-                key, budget = hash(world.key()), world.budget
-                if key in here and not {*options} - {*run[here[key] :]}:
-                    raise Fault("all go on for ever")
-                most, before = self._seen.get(key, (-1, []))
-                if most >= budget:
-                    self.equal += [(before, run)] if most == budget else []
-                    return left
-                self._seen[key], here[key] = (budget, run[:]), len(run)
-                self.found.states += 1
-                if world.may_rest(options):
-                    world.check_rest()
-                if len(run) >= self._longest:
-                    return left
-                first = [options.pop(0)] if go_on else []
-                left += [(*run, each) for each in reversed(options)]
-                if not first:
-                    return left
-                run += first
-                world.take(*first)
+    def _asleep(self, world, run, asleep, taken):
+        """After the last choice of a run; `taken` were others in its place."""
+        if not run:
+            return {}
+        *before, last = run
+        both = asleep | taken
+        taken[last] = {*world.touched}
+        found = {c: whom for c, whom in both.items() if not whom & world.touched}
+        for each in found:
+            self.equal.append(([*run, each], [*before, each, last]))
+        return found
+
+    def _new(self, world, run, asleep, known):
+        """What has to be taken now."""
+        options, key = world.options(), hash(world.key())
+        if not options or world.is_quiet(options):
             world.check_rest()
-        except Fault as fault:
-            self.found.fault, self.found.run = str(fault), tuple(run)
-        finally:
-            world.close()
-            if world.calls:
-                self.found.calls.append(["; ".join(run), world.calls])
-        return left
+        most, slept, before = self._seen.get(key, (-1, {}, [*run]))
+        if most < world.budget:
+            self.found.states += 1
+            first, *others = world.in_any_order(options) or [None]
+            self.equal += [([*run, first, b], [*run, b, first]) for b in others]
+            slept = {first} if first else {*options}
+        elif (
+            options
+            and before == run[: max(known, len(before))]
+            and {*options} <= {*run[len(before) :]}
+        ):
+            raise Fault("all go on for ever")
+        elif most == world.budget:
+            self.equal.append((before, [*run]))
+        if most <= world.budget:
+            self._seen[key] = world.budget, {*asleep} & slept, before
+        new = [each for each in options if each in slept and each not in asleep]
+        return new if len(run) < self._longest else []
 
 
-def first_fault(setting, ends_at):
+def first_fault(setting):
     """What an exploration finds, and the shortest run that has a fault."""
     with controlled():
-        found = Explorer(setting, ends_at).search()
-        for events in range(1, setting.events + 1) if found.fault else ():
-            fewer = replace(setting, events=events)
-            soon = time.monotonic() + 60
-            short = Explorer(fewer, soon, len(found.run)).search(shortest=True)
-            if short.fault:
-                return replace(found, setting=fewer, fault=short.fault, run=short.run)
+        found = Explorer(setting).search()
+        if found.fault:
+            short = Explorer(setting, 10_000, len(found.run)).search(shortest=True)
+            found = short if short.fault else found
     return found
 
 
-def follow(setting, choose, most=500):
-    """One run, whose choices are chosen among the options; its fault, if it has one."""
-    world, found = world_of(setting), Found(setting, runs=1)
-    try:
-        while (options := world.options()) and len(found.run) < most:
-            choice = choose(options)
-            if choice is None:
-                break
-            found.run += (choice,)
+def follow(setting, choose):
+    """One run: choices that are chosen among the options, and then to rest."""
+    found, is_over = Found(setting), False
+    with found.world() as (world, run):
+        while options := world.options():
+            choice = options[0] if is_over else choose(options)
+            if choice is None or (len(run) == LONGEST and not is_over):
+                is_over, world.budget = True, 0
+                continue
+            if len(run) == 2 * LONGEST:
+                raise Fault("all go on for ever")
+            run.append(choice)
             world.take(choice)
-        world.budget = 0
-        for _ in range(most):  # to rest
-            if not (options := world.options()):
-                world.check_rest()
-                break
-            world.take("resume" if "resume" in options else options[0])
-        else:
-            raise Fault("all go on for ever")
-    except Fault as fault:
-        found.fault = str(fault)
-    finally:
-        world.close()
+        world.check_rest()
     return found
 
 
@@ -263,38 +282,32 @@ def everyday():
 
 
 def whole():
-    """What `make explore` takes an hour of two cores for at most."""
+    """What `make explore` takes at most an hour of two cores for."""
     yield Setting("cap", "sync", "waves", events=3)
     yield from settings(*THEMES)
     yield from settings(*THEMES, ranks=3, events=1)
 
 
-def explore_each(chosen, minutes):
-    """Each as it ends; whether one has a fault, or is not whole."""
-    began = time.monotonic()
-    one = partial(first_fault, ends_at=began + 60 * minutes)
-    total, is_bad = Found("all"), False
+def explore_each(chosen):
+    """Each as it ends; how many have a fault."""
+    began, all_found = time.monotonic(), []
     with multiprocessing.Pool(2) as pool:
-        for number, found in enumerate(pool.imap_unordered(one, chosen), 1):
-            total.runs, total.states = (
-                total.runs + found.runs,
-                total.states + found.states,
-            )
-            total.is_whole &= found.is_whole
-            total.seconds = time.monotonic() - began
-            is_bad |= bool(found.fault)
-            print(
-                f"[{number} of {len(chosen)}, {total.seconds:.0f} s] {found}",
-                flush=True,
-            )
-    print(total)
-    return is_bad or not total.is_whole
+        for found in pool.imap_unordered(first_fault, chosen):
+            all_found.append(found)
+            seconds = time.monotonic() - began
+            place = f"{len(all_found)} of {len(chosen)}, {seconds:.0f} s"
+            print(f"[{place}] {found}", flush=True)
+    runs, states = (sum(getattr(f, n) for f in all_found) for n in ("runs", "states"))
+    print(f"all: {runs} runs, {states} states, {seconds:.0f} s")
+    return sum(bool(found.fault) for found in all_found)
 
 
 def calls_of(setting):
     """Of each run, the calls of upstream's methods that the ranks make."""
-    with controlled(), recorded():
-        return Explorer(setting).search().calls
+    with controlled(recorded()):
+        explorer = Explorer(setting)
+        explorer.search()
+    return explorer.calls
 
 
 def upstream_alone(tree, *arguments):
@@ -310,29 +323,26 @@ def upstream_alone(tree, *arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", nargs="*", help="instead of all")
     parser.add_argument("--upstream", type=Path, metavar="VLLM", help="of it alone")
     parser.add_argument("--replay", metavar="RUN", help="what a fault has printed")
     parser.add_argument("--seed", type=int, help="draw runs for ever, from this on")
-    parser.add_argument("--only", metavar="SETTING", nargs="+", help="not all")
-    parser.add_argument("--calls", metavar="SETTING", help="of the ranks, of one")
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--calls", action="store_true", help="of the ranks, of one")
     options, given = parser.parse_args(), sys.argv[1:]
     gc.disable()
     if options.upstream:
         at = given.index("--upstream")
         upstream_alone(options.upstream.absolute(), *given[:at], *given[at + 2 :])
+    chosen = [*map(Setting.of, options.settings)] or [*whole()]
     if options.calls:
-        return print(json.dumps(calls_of(Setting.of(options.calls))))
-    if options.replay:
-        with controlled():
+        return print(json.dumps(calls_of(chosen[0])))
+    if not options.replay and options.seed is None:
+        return explore_each(chosen)
+    with controlled():
+        if options.replay:
             return print(replay(options.replay))
-    if options.seed is not None:
-        with controlled():
-            for seed in itertools.count(options.seed):
-                if (found := draw(seed)).fault:
-                    return f"seed {seed}: {found}"
-    chosen = map(Setting.of, options.only) if options.only else whole()
-    return explore_each([*chosen], options.minutes)
+        drawn = map(draw, itertools.count(options.seed))
+        return str(next(found for found in drawn if found.fault))
 
 
 if __name__ == "__main__":

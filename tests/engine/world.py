@@ -7,19 +7,20 @@ collective call until all are in it.
 """
 
 import contextlib
+import enum
 import logging
+import math
 import queue
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
+from collections import defaultdict, deque
 from functools import cached_property, partial
+from itertools import chain
 from types import FunctionType, SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import msgspec
 import torch
 import zmq
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from vllm import envs
 from vllm.config import ParallelConfig, parallel
 from vllm.distributed.elastic_ep import elastic_state
@@ -27,6 +28,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.rank import gate, group, start, timing, watch
 from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType as Kind
 from vllm.v1.engine import (
@@ -53,62 +55,60 @@ SMALL = {
 PASS, BARRIER = "a forward pass", "a barrier of a resize"
 LOOKS = "top", "idle"
 """Where a rank is that looks for messages."""
+OF_CLIENT = "wave", "running", "requests", "calls", "paused", "resizes", "tells"
+"""Calls that were not answered; until rank 0 says that a resize is over, requests are
+refused; and once its calls are answered the front-end tells the coordinator."""
 
 
 class Fault(AssertionError):  # noqa: N818
     """What must hold does not."""
 
 
-class Stopped(BaseException):
-    """The run is over."""
-
-
-class Actor:
+class Actor(greenlet):
     """Runs when it is told to, until it waits for something."""
 
     current: "Actor"
 
     def __init__(self, world, name, body):
+        super().__init__(body)
         self.world, self.name = world, name
-        self.at, self.seconds, self.error = "beginning", 0.0, None
-        self.is_ready = lambda: True
-        self.threads: list[Actor] = []
-        """Of the rank, besides its busy loop: they run when it is stuck."""
-        self._task = greenlet(partial(self._run, body))
+        self.at, self.is_ready, self.seconds = "beginning", lambda: True, 0.0
+        self.threads = []
+        """Of a rank, besides its busy loop: they run when it is stuck."""
 
-    def _run(self, body):
-        with contextlib.suppress(SystemExit, Stopped):
-            try:
-                body()
-            except Exception as error:
-                self.error = error
-        self.at, self.is_ready = "ended", lambda: False
-
-    def resume(self, *error):
-        Actor.current = self
-        self._task.parent = getcurrent()
-        self._task.throw(*error) if error else self._task.switch()
-        if isinstance(self.error, Fault):
-            raise self.error
+    def resume(self):
+        Actor.current, self.parent = self, getcurrent()
+        self.world.touched.add(self.name)
+        try:
+            self.switch()
+        except SystemExit:
+            pass
+        except Fault:
+            raise
+        except Exception as error:
+            if not self.world.lost or type(error) is not RuntimeError:
+                raise Fault(f"rank {self.name} died of {error!r}") from error
+            self.world.lost[self.name] = str(error)
+        if self.dead:
+            self.kill()
 
     def wait(self, what, is_ready=lambda: False):
         """Called by the actor."""
         self.at, self.is_ready = what, is_ready
-        self._task.parent.switch()
+        self.parent.switch()
 
     def kill(self):
         for each in (*self.threads, self):
-            if each.at != "ended":
-                each.resume(Stopped)
-                each.at, each.is_ready = "ended", lambda: False
+            each.parent = getcurrent()
+            each.throw()
+            each.at, each.is_ready = "ended", lambda: False
 
 
 class Thread:
     """Of `threading`, and its `Event`: a rank has threads that watch the others."""
 
     def __init__(self, target=None, args=(), daemon=True):
-        self._body = partial(target, *args) if target else None
-        self._is_set = False
+        self._body, self._is_set = lambda: target(*args), False
 
     def start(self):
         rank = Actor.current
@@ -122,6 +122,23 @@ class Thread:
         self._is_set = True
 
 
+class Clock:
+    """Of the rank that runs."""
+
+    @staticmethod
+    def monotonic():
+        return Actor.current.seconds
+
+    time = monotonic
+
+    @staticmethod
+    def sleep(seconds):
+        actor = Actor.current
+        if actor is not actor.world.actors[actor.name]:
+            actor.wait("asleep")
+        actor.seconds += seconds
+
+
 class Store:
     """A store of torch.distributed, or a part of it."""
 
@@ -132,6 +149,7 @@ class Store:
         return self
 
     def set(self, key, value):
+        Actor.current.world.touched.add("store")
         value = value.encode() if isinstance(value, str) else value
         self.data[self._prefix + key] = value
 
@@ -158,14 +176,11 @@ class Store:
             Actor.current.wait("a key of the store", lambda: self.check(keys))
 
 
-@dataclass
 class Call:
     """A collective call: it ends once all ranks of the group are in it."""
 
-    group: "Group"
-    kind: str
-    values: dict[int, Any]
-    ends_at: float = 0.0
+    def __init__(self, group, kind):
+        self.group, self.kind, self.values, self.ends_at = group, kind, {}, 0.0
 
     def is_whole(self):
         return len(self.values) == self.group.size()
@@ -177,57 +192,48 @@ class Call:
         return self.is_whole() or is_broken
 
     def wait(self, timeout=None):
+        """What each rank gave."""
         actor = Actor.current
         if not self.is_whole():
             actor.wait(self.kind, self.is_over)
         if not self.is_whole():
             raise RuntimeError("Connection closed by peer")
         actor.seconds = max(actor.seconds, self.ends_at)
+        return [value for _, value in sorted(self.values.items())]
 
 
 class Group:
     """A process group, and that of the devices; its ranks share it."""
 
     def __init__(self, world, size, name=""):
-        self.world, self._size, self._name = world, size, name
-        self.store = Store()
-        self._calls: dict[tuple[str, int], Call] = {}
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    def rank(self):
-        return Actor.current.name
-
-    def size(self):
-        return self._size
-
-    def get_group_store(self):
-        return self.store
+        self.world, self.store, self._name = world, Store(), name
+        self.rank, self.size = lambda: Actor.current.name, lambda: size
+        self.get_group_store = lambda: self.store
+        self._calls = defaultdict(list)
 
     @cached_property
     def apart(self):
-        return Group(self.world, self._size, " of its own")
+        return Group(self.world, self.size(), " of its own")
 
-    def meet(self, kind, value, of="host", seconds=0.0):
+    def meet(self, kind, value=None, seconds=0.0):
         """The n-th call of a rank is the n-th of the others, or the ranks are lost."""
-        rank, kind = self.rank(), kind + self._name
-        self._counts[of, rank] += 1
-        number = of, self._counts[of, rank]
-        call = self._calls.setdefault(number, Call(self, kind, {}))
+        calls, rank, kind = self._calls[kind == PASS], self.rank(), kind + self._name
+        call = next((each for each in calls if rank not in each.values), None)
+        if call is None:
+            calls.append(call := Call(self, kind))
         if call.kind != kind:
             raise Fault(f"rank {rank} is in {kind}, others in {call.kind}")
         call.values[rank] = value
         call.ends_at = max(call.ends_at, Actor.current.seconds + seconds)
         if call.is_whole():
-            del self._calls[number]
+            calls.remove(call)
         return call
 
     def alltoall_base(self, received, sent, *_):
-        call = self.meet("the exchange", sent.clone())
+        call, rank = self.meet("the exchange", sent.clone()), self.rank()
 
         def wait(timeout):
-            call.wait()
-            for rank in range(self._size):
-                received[rank] = call.values[rank][self.rank()]
+            received.copy_(torch.stack([each[rank] for each in call.wait()]))
 
         return SimpleNamespace(wait=wait)
 
@@ -235,19 +241,19 @@ class Group:
 def all_reduce(tensor, op=torch.distributed.ReduceOp.SUM, group=None):
     name = "sum" if op == torch.distributed.ReduceOp.SUM else "max"
     call = group.meet(f"an all-reduce ({name} of {tensor.numel()})", tensor.clone())
-    call.wait()
-    values = torch.stack([*call.values.values()])
+    values = torch.stack(call.wait())
     tensor.copy_(values.sum(0) if name == "sum" else values.amax(0))
 
 
 class Device(StandInExecutor):
     """Forward passes of all ranks meet, and take time where a policy asks for it."""
 
-    def _forward(self, tokens, value):
-        world, place = Actor.current.world, Actor.current.name
-        seconds = world.setting.step_s * (1 + tokens / 4)
-        call = world.engines[place].dp_group.meet(PASS, None, "device", seconds)
-        return SimpleNamespace(result=lambda: call.wait() or value)
+    def _forward(self, tokens, value=None):
+        actor = Actor.current
+        seconds = actor.world.setting.step_s * (1 + tokens / 4)
+        group = actor.world.engines[actor.name].dp_group
+        call = group.meet(PASS, seconds=seconds)
+        return SimpleNamespace(result=lambda: call.wait() and value)
 
     def execute_model(self, scheduler_output, non_block=False):
         done = super().execute_model(scheduler_output, non_block)
@@ -260,7 +266,7 @@ class Device(StandInExecutor):
         return self._pass if non_block else self._pass.result()
 
     def execute_dummy_batch(self):
-        self._forward(0, None).result()
+        self._forward(0).result()
 
 
 class Inbox(queue.Queue):
@@ -290,21 +296,13 @@ class Rank(LoopEngine):
     def __init__(self, config, world, place):
         self.world, self.place = world, place
         world.engines[place] = self
-        self.held_for: dict[str, int] = {}
+        self.held_for = {}
         super().__init__(config, Trace())
+        self.gate = getattr(self.scheduler, "balance_gate", None)
         self.dp_sync_interval = SYNC  # of a later release
         self.input_queue = Inbox(self)
         self.output_queue = SimpleNamespace(put_nowait=partial(world.hear, place))
-        self.output_thread = SimpleNamespace(
-            join=lambda timeout: None, is_alive=lambda: True
-        )
-
-    @property
-    def gate(self):
-        return getattr(self.scheduler, "balance_gate", None)
-
-    def decided(self):
-        return self.gate and (self.gate.switch.name, self.gate.decision)
+        self.output_thread = mock.Mock()
 
     def _record(self, output):
         if self.gate is None:
@@ -324,6 +322,10 @@ class Rank(LoopEngine):
             raise Fault(f"rank {self.place} holds prompts for {self.held_for} steps")
 
 
+def serve(*arguments):
+    Rank(*arguments).run_busy_loop()
+
+
 class Socket:
     """Of the coordinator."""
 
@@ -331,72 +333,49 @@ class Socket:
         world = Actor.current.world
         self.inbox = deque([b"\x01"] * len(world.ranks) if path == "back" else [])
         self.send = self.send_multipart = partial(world.publish, path)
+        self.recv = self.inbox.popleft
         world.sockets[path] = self
 
-    def recv(self):
-        return self.inbox.popleft()
 
-
-class Poller:
-    def __init__(self):
-        self._sockets = []
-
+class Poller(list):
     def register(self, socket, flags):
-        self._sockets.append(socket)
+        self.append(socket)
 
     def poll(self, timeout):
-        if not any(socket.inbox for socket in self._sockets):
-            Actor.current.wait("idle", lambda: any(s.inbox for s in self._sockets))
-        return [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
-
-
-@dataclass
-class FrontEnd:
-    """What upstream's `DPAsyncMPClient` knows, and its client."""
-
-    ticket: int
-    wave: int = 0
-    running: bool = False
-    requests: int = 0
-    calls: int = 0
-    """That were not answered."""
-    paused: bool = False
-    resizes: bool = False
-    """Until rank 0 says that it is over; all requests are refused meanwhile."""
-    resized: bool = True
-    """Whether the coordinator has been told of the resize."""
+        if not any(socket.inbox for socket in self):
+            Actor.current.wait("idle", lambda: any(socket.inbox for socket in self))
+        return [(socket, zmq.POLLIN) for socket in self if socket.inbox]
 
 
 class World:
     """One run: `options` are what may happen next, and `take` is that it does."""
 
-    def __init__(self, setting, model_config):
+    def __init__(self, setting, configs):
         self.setting, self.ranks = setting, range(setting.ranks)
         self.budget, self.switched = setting.events, False
-        self.groups: dict[int, Group] = {}
-        self.lost: dict[int, str] = {}
+        self.groups, self.engines, self.sockets = {}, {}, {}
+        self.channels = defaultdict(deque)
+        """What was sent, by sender and receiver."""
+        self.touched = set()
+        """Whom the last choice concerned: those who ran, and what all share."""
+        self.lost = {}
         """Ranks that have ended, or will never answer, and why."""
-        self.engines: dict[int, Rank] = {}
-        self.sockets: dict[str, Socket] = {}
-        self.channels: dict[tuple[Any, Any], deque[Any]] = defaultdict(deque)
-        self.fresh: list[tuple[Any, Any]] = []
-        """Channels of the event that has just been sent: one of them goes on."""
-        self.client = FrontEnd(first_ticket(setting.policy))
-        self.unfinished: dict[str, int] = {}
-        self.calls: dict[Any, list[str]] = defaultdict(list)
+        self.client = SimpleNamespace(ticket=first_ticket(setting.policy))
+        """What upstream's `DPAsyncMPClient` knows, and its client."""
+        vars(self.client).update(dict.fromkeys(OF_CLIENT, 0))
+        self.unfinished, self.published = {}, [0, False]
+        self.calls = defaultdict(list)
         """By rank, if they are `recorded`."""
-        self.published = (0, False)
+        self.late = dict.fromkeys([*self.ranks, "client", "coordinator"], 0)
+        """Steps that a rank has made since the first message that waits for it."""
         self.turns = [*self.ranks]
         """Who has waited longest for one comes first."""
         self.actors = {
-            place: Actor(self, place, partial(self._serve, place, model_config))
-            for place in self.ranks
+            place: Actor(self, place, partial(serve, config, self, place))
+            for place, config in enumerate(configs)
         }
         self.coordinator = Actor(self, "coordinator", self._coordinate)
         self.settle()
-
-    def _serve(self, place, config):
-        Rank(config(place), self, place).run_busy_loop()
 
     def _coordinate(self):
         process = object.__new__(coordinator.DPCoordinatorProc)
@@ -414,124 +393,153 @@ class World:
         _, outputs = message
         if outputs.wave_complete is not None or outputs.start_wave is not None:
             outputs.engine_index, outputs.timestamp = place, 0.0
-            self._post(place, "coordinator", outputs)
+            self._post(place, outputs)
         if called := outputs.utility_output:
             self._answered(place, called)
         for output in outputs.outputs:
             if output.finish_reason is not None:
+                self.touched.add("client")
                 self.unfinished.pop(output.request_id, None)
 
     def _answered(self, place, called):
         client = self.client
+        self.touched.add("client")
         if called.call_id < 0:  # the ranks that stay have met, or another has left
             client.resizes &= place > 0
             return
         if called.failure_message and not self.lost:
             raise Fault(f"rank {place}: {called.failure_message}")
         client.calls -= 1
-        if not client.resized and not client.calls:
-            client.resized = True
-            resized = "SCALE_ELASTIC_EP", len(self.ranks)
-            self._post("client", "coordinator", resized)
+        if client.tells and not client.calls:
+            client.tells = False
+            self._post("client", ("SCALE_ELASTIC_EP", len(self.ranks)))
+
+    def _post(self, sender, message):
+        said = msgspec.msgpack.encode(message)
+        self.channels[sender, "coordinator"].append(said)
 
     def publish(self, path, message):
         """What the coordinator tells front-ends or ranks."""
         if path == "front":
             _, *self.published = msgspec.msgpack.decode(message)
-            self.channels["coordinator", "client"].append(self.published)
+            self._put("coordinator", "client", self.published)
         elif isinstance(message, tuple):
             start = Kind.START_DP_WAVE, (*msgspec.msgpack.decode(message[1]),)
             for rank in self.actors:
-                self.channels["coordinator", rank].append(start)
+                self._put("coordinator", rank, start)
 
-    def _post(self, sender, to, message):
-        self.channels[sender, to].append(msgspec.msgpack.encode(message))
+    def _put(self, sender, to, message):
+        self.channels[sender, to].append(message)
+        if self.setting.latest < math.inf:  # whether it waits is of concern
+            self.touched.add(to)
 
     # Choices.
 
     def options(self):
         """What may happen now; the first, taken again and again, leads to rest."""
         ways = [way for way, said in self.channels.items() if said]
-        ways = [way for way in ways if self._listens(*way)]
-        if fresh := [way for way in self.fresh if way in ways]:
-            stale = [way for way in ways if way == ("coordinator", "client")]
-            return [f"deliver {a}>{b}" for a, b in (*fresh, *stale)]
-        self.fresh = []
-        found = [f"deliver {a}>{b}" for a, b in ways]
-        found += [f"run {r}" for r in self.turns if self.actors[r].at == "top"]
+        found = [f"deliver {a} {b}" for a, b in ways if self._hears(a, b)]
+        tops = [r for r in self.turns if self.actors[r].at == "top"]
+        found += [f"run {r}" for r in tops if self.late[r] < self.setting.latest]
         stuck = [r for r, actor in self.actors.items() if actor.at == BARRIER]
         found = found or [f"expire {r}" for r in stuck]
-        if self.client.paused and not self.client.calls:
-            found.append("resume")
-        if self.budget:
-            found += [each for each in self.setting.alphabet if self._may(each)]
+        events = self.setting.alphabet if self.budget else []
+        events = ["resume", *events] if self.client.paused else events
+        for event in dict.fromkeys(events):
+            verb, *what = event.split()
+            if self._may(verb, *what):
+                to = [b for b in self._goes_to(verb, *what) if self._hears("client", b)]
+                found += [f"{event} > {b}" for b in to] or [event]
         return found
 
-    def may_rest(self, options):
-        """Whether nothing but another event could go on."""
-        is_over = all(each in self.setting.alphabet for each in options)
-        return is_over and not self.fresh and not self.client.paused
-
-    def _listens(self, sender, to):
-        """An abort is also looked for after a step."""
+    def _hears(self, sender, to, verb=""):
+        """Whether the next message would come; an abort also does after a step."""
         at = self.actors[to].at if to in self.actors else "idle"
-        is_abort = self.channels[sender, to][0][0] == Kind.ABORT
+        said = self.channels[sender, to]
+        is_abort = said[0][0] == Kind.ABORT if said else verb == "abort"
         return at in LOOKS or (at == PASS and is_abort)
 
-    def _may(self, event):
-        verb, *what = event.split()
+    def _may(self, verb, place="0", *_):
         client = self.client
         if verb == "abort":
             return bool(self.unfinished)
-        if client.resizes:
-            return False
         if verb == "request":
-            return int(what[0]) in self.ranks
+            return not client.resizes and int(place) in self.ranks
         if verb in ("pause", "resume"):
-            return not client.calls and not client.paused
-        return verb == "switch" or (not client.paused and len(self.ranks) > 1)
+            return not client.calls and not (verb == "pause" and client.paused)
+        is_free = not client.resizes and not client.paused and len(self.ranks) > 1
+        return is_free or verb == "switch"
+
+    def _goes_to(self, verb, place="", *_):
+        """An event is taken once somebody hears of it, one after the other first."""
+        if verb == "request":
+            return [int(place)] + ["coordinator"] * (not self.client.running)
+        if verb == "abort":
+            return [*self.unfinished.values()][:1]
+        return [] if verb == "lose" else self.ranks
+
+    def is_quiet(self, options):
+        """Whether nothing but an event could go on."""
+        moves = [each for each in options if each.startswith(("deliver", "run", "exp"))]
+        return not moves and not self.client.paused
+
+    def in_any_order(self, options):
+        """If the first choice comes before the others as well as after each: all."""
+        first = "deliver coordinator client"
+        if not self.budget and first in options:  # it makes no request any more
+            return [first, *(each for each in options if each != first)]
+        tops = [self.engines[r] for r in self.turns if self.actors[r].at == "top"]
+        # Ranks on their way to the next collective call: until then none sends.
+        meet = len(options) == len(tops) and not any(e.eep_scaling_state for e in tops)
+        return options if meet and not self.budget and not self.lost else []
 
     def take(self, choice):
+        choice, _, first = choice.partition(" > ")
         verb, *what = choice.split()
-        self.fresh = []
+        self.touched = set()
         if verb in ("run", "expire"):
             place = int(what[0])
             self.turns.remove(place)
             self.turns.append(place)
+            if self.setting.latest < math.inf and any(
+                to == place and said for (_, to), said in self.channels.items()
+            ):
+                self.late[place] += 1
             # Upstream's ranks wait for 5 seconds.
             self.actors[place].seconds += 6 * (verb == "expire")
             self.actors[place].resume()
         elif verb == "deliver":
-            self._deliver(*(int(w) if w.isdigit() else w for w in what[0].split(">")))
+            self._deliver(*what)
         else:
             self.budget -= not (verb == "resume" and self.client.paused)
             getattr(self, f"_{verb}")(*what)
+            self.touched |= {"client", "wave"}
+            if first:
+                self._deliver("client", first)
+        if verb in ("expire", "lose", "resize"):
+            self.touched |= {"client", "wave", "coordinator", *self.actors}
         self.settle()
 
     def settle(self):
         """Lets all run that do not wait for a choice."""
         while ready := [actor for actor in self._all() if actor.is_ready()]:
             ready[0].resume()
-            for place, actor in self.actors.items():
-                if actor.at == "ended" and place not in self.lost:
-                    if actor.error is not None:
-                        if not self.lost or type(actor.error) is not RuntimeError:
-                            raise Fault(f"rank {place} died of {actor.error!r}")
-                        self.lost[place] = str(actor.error)
-                    actor.kill()
         self._compare()
+
+    def _all(self):
+        threads = [thread for rank in self.actors.values() for thread in rank.threads]
+        return [*self.actors.values(), self.coordinator, *threads]
 
     def stored(self):
         """What ranks that come to a resize tell each other."""
         data = [group.store.data for group in self.groups.values()]
         return [{k: v for k, v in each.items() if "eep" in k} for each in data]
 
-    def _all(self):
-        threads = [thread for rank in self.actors.values() for thread in rank.threads]
-        return [*self.actors.values(), self.coordinator, *threads]
-
-    def _deliver(self, sender, to):
+    def _deliver(self, *way):
+        sender, to = (int(each) if each.isdigit() else each for each in way)
         message = self.channels[sender, to].popleft()
+        self.touched.add("wave" if to == "client" else to)
+        self.late[to] = 0
         if to == "client":
             self.client.wave, self.client.running = message
         elif to == "coordinator":
@@ -549,9 +557,7 @@ class World:
 
     def _send(self, ranks, kind, *payload):
         for rank in ranks:
-            way = "client", int(rank)
-            self.channels[way].append((kind, payload))
-            self.fresh.append(way)
+            self._put("client", rank, (kind, payload))
 
     def _request(self, place, tokens):
         client, name = self.client, f"request-{self.client.requests}"
@@ -559,11 +565,10 @@ class World:
         self.unfinished[name] = int(place)
         asked = SamplingParams(max_tokens=int(tokens), ignore_eos=True)
         request = Request(name, [1] * 4, asked, None, arrival_time=0.0)
-        self._send([place], Kind.ADD, request, client.wave)
+        self._send([int(place)], Kind.ADD, request, client.wave)
         if not client.running:
             client.running = True
-            self._post("client", "coordinator", [int(place), client.wave])
-            self.fresh.append(("client", "coordinator"))
+            self._post("client", [int(place), client.wave])
 
     def _abort(self):
         name, place = next(iter(self.unfinished.items()))
@@ -602,11 +607,8 @@ class World:
         for ranks, what in ((stay, keep), ([leaves], end)):
             asked = ReconfigureDistributedRequest(len(stay), what, keep, "", 0, [], 0)
             self._call("reinitialize_distributed", asked, of=ranks)
-        self.ranks, self.client.resizes, self.client.resized = (
-            range(leaves),
-            True,
-            False,
-        )
+        self.client.resizes = self.client.tells = True
+        self.ranks = range(leaves)
         self.unfinished = {n: r for n, r in self.unfinished.items() if r < leaves}
 
     def _pass_time(self):
@@ -619,7 +621,7 @@ class World:
                         thread.seconds = actor.seconds
                         thread.resume()
         for place, actor in self.actors.items():
-            if actor.at == PASS and any(t.at == "ended" for t in actor.threads):
+            if actor.at == PASS and any(thread.dead for thread in actor.threads):
                 self.lost[place] = "ended by its watch"
                 actor.kill()
         self.settle()
@@ -628,11 +630,11 @@ class World:
 
     def _compare(self):
         """Ranks that are in the same step decide alike."""
-        seen: dict[Any, Any] = {}
+        seen = {}
         for place, engine in self.engines.items():
-            if self.actors[place].at in LOOKS:
+            if engine.gate and self.actors[place].at in LOOKS:
                 step = engine.dp_group, engine.current_wave, engine.step_counter
-                mine = engine.decided()
+                mine = engine.gate.switch.name, engine.gate.decision
                 if (other := seen.setdefault(step, mine)) != mine:
                     raise Fault(f"in one step {other} and {mine}")
 
@@ -663,95 +665,72 @@ class World:
     def key(self):
         """Equal in states that go on alike."""
         said = {str(way): shape(each) for way, each in self.channels.items() if each}
-        ranks = [self._key_of(place) for place in self.engines]
-        rest = self.unfinished, self.published, self.fresh, self.switched, self.ranks
+        ranks = [self._key_of(*each) for each in self.engines.items()]
+        rest = self.unfinished, self.published, self.switched, self.ranks, self.late
         return repr((ranks, sorted(said.items()), self.client, rest, self.stored()))
 
-    def _key_of(self, place):
-        engine, actor = self.engines[place], self.actors[place]
-        if actor.at == "ended":
+    def _key_of(self, place, engine):
+        if self.actors[place].at == "ended":
             return place in self.lost
-        scheduler, resize = engine.scheduler, engine.eep_scaling_state
-        skipped = getattr(scheduler, "skipped_waiting", ())  # of this release
-        requests = (*scheduler.running, *scheduler.waiting, *skipped)
-        return (
-            actor.at,
-            [[getattr(each, name) for name in OF_REQUEST] for each in requests],
-            len(scheduler.running),
-            len(scheduler.finished_req_ids),
-            scheduler.pause_state.value,
-            [getattr(engine, name) for name in OF_RANK],
-            engine.step_counter and 1 + (engine.step_counter - 1) % SYNC,
-            len(engine._idle_state_callbacks),
-            [o.num_scheduled_tokens for _, o, _ in engine.batch_queue or ()],
-            engine.aborts_queue.qsize(),
-            shape(engine.input_queue.queue),
-            resize and (resize.state.value, resize.worker_type),
-            shape(engine.gate),
-        )
+        step = engine.step_counter and 1 + (engine.step_counter - 1) % SYNC
+        queues = [getattr(engine.scheduler, name, ()) for name in OF_SCHEDULER]
+        return self.actors[place].at, step, shape([engine, queues])
 
     def close(self):
         for actor in (*self.actors.values(), self.coordinator):
             actor.kill()
 
 
-OF_RANK = (
-    "engines_running",
-    "current_wave",
-    "pending_pause",
-    "ignore_start_dp_wave",
-    "held_for",
+OF_SCHEDULER = (
+    "running",
+    "waiting",
+    "skipped_waiting",
+    "finished_req_ids",
+    "pause_state",
 )
-OF_REQUEST = (
-    "request_id",
-    "status",
-    "num_computed_tokens",
-    "num_output_tokens",
+REMEMBERED = {
+    Rank: "engines_running current_wave pending_pause ignore_start_dp_wave held_for "
+    "_idle_state_callbacks batch_queue aborts_queue input_queue eep_scaling_state gate",
+    Request: "request_id status num_computed_tokens num_output_tokens "
     "num_output_placeholders",
-)
-"""What a rank remembers, and of each request."""
-READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
+    SchedulerOutput: "num_scheduled_tokens",
+    elastic_state.ElasticEPScalingState: "state worker_type",
+    queue.Queue: "queue",
+    Inbox: "queue",
+    watch.Heartbeats: "",
+    BalanceStats: "",
+}
+"""What counts of objects of upstream, of which releases may lack some."""
+REMEMBERED = {kind: names.split() for kind, names in REMEMBERED.items()}
 OURS = "vllm.v1.core.sched.balance.", "vllm_balance.core."
 
 
-def shape(thing):
-    """All that an object of ours remembers, as plain values."""
-    kind = type(thing)
+def shape(thing, seen=None):
+    """All that counts of an object, as plain values; of one met before, its number."""
+    kind, seen = type(thing), {} if seen is None else seen
     if thing is None or kind in (bool, int, float, str, bytes):
         return thing
+    if isinstance(thing, enum.Enum):
+        return thing.name
     if kind is Row:
         thing = thing._replace(step=0)
     if kind is watch.RankStatus:
         return thing.doing
-    if kind is Request or kind is Kind:
-        return thing.request_id if kind is Request else thing.name
     if isinstance(thing, (tuple, list, deque)):
-        return [shape(each) for each in thing]
+        return [shape(each, seen) for each in thing]
     if isinstance(thing, (set, frozenset)):
         return sorted(map(str, thing))
     if isinstance(thing, dict):
-        return {str(key): shape(value) for key, value in thing.items()}
-    is_ours = kind.__module__.startswith(OURS) and hasattr(thing, "__dict__")
-    if is_ours and kind not in (BalanceStats, watch.Heartbeats):
-        return shape(vars(thing))
-    return "-"
-
-
-class Clock:
-    """Of the rank that runs."""
-
-    @staticmethod
-    def monotonic():
-        return Actor.current.seconds
-
-    time = monotonic
-
-    @staticmethod
-    def sleep(seconds):
-        actor = Actor.current
-        if actor is not actor.world.actors[actor.name]:
-            actor.wait("asleep")
-        actor.seconds += seconds
+        return {str(key): shape(value, seen) for key, value in thing.items()}
+    names = REMEMBERED.get(kind)
+    if names is None:
+        if not kind.__module__.startswith(OURS) or not hasattr(thing, "__dict__"):
+            return "-"
+        names = vars(thing)
+    if id(thing) in seen:
+        return seen[id(thing)]
+    seen[id(thing)] = len(seen)
+    return [shape(getattr(thing, name, None), seen) for name in names]
 
 
 def with_constant(function, before, after):
@@ -768,7 +747,7 @@ def begin_group(config, return_store=False):
 
 
 def end_of_process(_):
-    raise Stopped
+    raise GreenletExit
 
 
 def apart(*_):
@@ -784,37 +763,32 @@ def wait_in_barrier():
 
 
 @contextlib.contextmanager
-def controlled():
+def controlled(more=()):
     """While worlds run: what stands in for the parts that cannot be driven."""
-    engine = core.DPEngineCoreProc
-    sync = engine._has_global_unfinished_reqs
-    no_file = SimpleNamespace(memfd_create=mock.Mock(side_effect=OSError), getpid=int)
+    engine, no_file = core.DPEngineCoreProc, mock.Mock(side_effect=OSError)
+    sync = with_constant(engine._has_global_unfinished_reqs, 32, SYNC)
+    destroy = "stateless_destroy_torch_distributed_process_group"
+    clocks = [(each, "time", Clock) for each in (elastic_state, watch, gate, timing)]
     places = [
-        *(
-            (module, "time", Clock)
-            for module in (elastic_state, watch, gate, timing, core)
-        ),
+        *clocks,
+        (core, "time", Clock),
         (watch, "threading", SimpleNamespace(Thread=Thread, Event=Thread)),
-        (watch, "os", no_file),
+        (watch, "os", SimpleNamespace(memfd_create=no_file, getpid=int)),
         (watch, "kill_process_tree", end_of_process),
         (group, "init_gloo_process_group", apart),
         (timing, "EXCHANGE_EVERY_WHEN_OFF", SYNC),
         (torch.distributed, "PrefixStore", Store),
         (torch.distributed, "all_reduce", all_reduce),
-        (torch.distributed, "barrier", lambda group: group.meet(BARRIER, None).wait()),
+        (torch.distributed, "barrier", lambda group: group.meet(BARRIER).wait()),
         (parallel, "cpu_all_reduce_", lambda t, g, **_: all_reduce(t, group=g)),
         (ParallelConfig, "stateless_init_dp_group", begin_group),
         (elastic_state, "sched_yield", wait_in_barrier),
-        (elastic_state, "stateless_destroy_torch_distributed_process_group", apart),
-        (engine, "_has_global_unfinished_reqs", with_constant(sync, 32, SYNC)),
+        (elastic_state, destroy, apart),
+        (engine, "_has_global_unfinished_reqs", sync),
         (core, "freeze_gc_heap", lambda: None),
         # Each rank would leave a thread that watches the process that explores.
         (start, "end_with_parent", lambda: None),
-        (
-            coordinator,
-            "make_zmq_socket",
-            lambda path, **_: contextlib.nullcontext(Socket(path)),
-        ),
+        (coordinator, "make_zmq_socket", lambda path, **_: opened(Socket(path))),
         (zmq, "Poller", Poller),
     ]
     with contextlib.ExitStack() as stack:
@@ -823,16 +797,19 @@ def controlled():
         # Each engine logs its whole configuration, of which pytest would keep all.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
-        for place in places:
+        for place in chain(places, more):
             # A later release may lack it.
             stack.enter_context(mock.patch.object(*place, create=True))
         stack.enter_context(mock.patch.dict(policies.POLICIES, SMALL))
         yield
 
 
-@contextlib.contextmanager
+opened = contextlib.nullcontext
+READS = "has_", "is_", "get_", "_is_", "_get_", "rank", "size"
+
+
 def recorded():
-    """Worlds note each call of upstream's methods, but for those that only read."""
+    """That worlds note the calls of methods of upstream that do not only read."""
 
     def noting(function):
         def call(*args, **kwargs):
@@ -841,10 +818,7 @@ def recorded():
 
         return call
 
-    owners = Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group
-    with contextlib.ExitStack() as stack:
-        for owner in owners:
-            for name, each in [*vars(owner).items()]:
-                if isinstance(each, FunctionType) and not name.startswith(READS):
-                    stack.enter_context(mock.patch.object(owner, name, noting(each)))
-        yield
+    for owner in (Scheduler, AsyncScheduler, *core.DPEngineCoreProc.__mro__[:3], Group):
+        for name, each in [*vars(owner).items()]:
+            if isinstance(each, FunctionType) and not name.startswith(READS):
+                yield owner, name, noting(each)

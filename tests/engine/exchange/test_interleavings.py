@@ -31,28 +31,28 @@ def test_off_calls_what_upstream_calls():
     )
     expected = json.loads(done.stdout.splitlines()[-1])
     assert json.loads(json.dumps(calls_of(Setting.of(setting)))) == expected
-    assert len(expected) > 200
+    assert len(expected) > 30
 
 
 @pytest.mark.parametrize(
     "name", ["cap, async, waves", "adaptive, sync, pauses", "align, sync, switches"]
 )
 def test_what_is_visited_once_goes_on_alike(name):
-    """States that are taken for equal, each by another run, with the same choices."""
+    """Two runs each that lead to equal states, some by the same choices in turn."""
     rng, setting = random.Random(name), Setting.of(f"{name}, 2 ranks, 1 events")
     explorer = Explorer(setting)
     explorer.search()
-    for runs in rng.sample(explorer.equal, 30):
+    for runs in explorer.equal:
         worlds = [world_of(setting) for _ in runs]
         for world, run in zip(worlds, runs, strict=True):
             for choice in run:
                 world.take(choice)
         while options := sorted(worlds[0].options()):
             assert options == sorted(worlds[1].options())
+            assert worlds[0].key() == worlds[1].key()
             choice = rng.choice(options)
             for world in worlds:
                 world.take(choice)
-            assert worlds[0].key() == worlds[1].key()
         for world in worlds:
             world.check_rest()
             world.close()
@@ -61,10 +61,10 @@ def test_what_is_visited_once_goes_on_alike(name):
 def test_a_row_on_its_way_stays_with_the_ranks_that_were():
     """A rank without requests has sent its row for the step in which another leaves."""
     run = (
-        "cap, several hosts, resizes, 2 ranks, 2 events: request 1 6; "
-        "deliver client>1; deliver client>coordinator; resize; deliver client>0; "
-        "deliver client>1; deliver client>coordinator; deliver coordinator>0; "
-        "deliver coordinator>1; deliver coordinator>client; run 0; run 1; run 0; run 1"
+        "cap, several hosts, resizes, 2 ranks, 2 events: request 1 6 > 1; "
+        "deliver client coordinator; resize > 0; deliver client 1; "
+        "deliver client coordinator; deliver coordinator 0; deliver coordinator 1; "
+        "deliver coordinator client; run 0; run 1; run 0; run 1"
     )
     assert not replay(run).fault
 
@@ -72,8 +72,7 @@ def test_a_row_on_its_way_stays_with_the_ranks_that_were():
 def test_a_rank_that_takes_a_request_is_in_its_wave_at_once():
     """As the others are, which are told that somebody has begun one."""
     world = world_of(Setting.of(f"off, sync, waves, {BOUND}"))
-    world.take("request 0 1")
-    world.take("deliver client>0")
+    world.take("request 0 1 > 0")
     is_running = world.engines[0].engines_running
     world.close()
     assert is_running
@@ -92,6 +91,4 @@ def test_the_end_of_a_wave_forgets_prompts_that_were_put_in_order():
 
 
 def test_a_seed_draws_the_same_run_again():
-    runs = [[draw(seed).run for seed in range(3)] for _ in range(2)]
-    assert runs[0] == runs[1]
-    assert all(runs[0])
+    assert draw(1).run == draw(1).run != draw(2).run
