@@ -62,7 +62,7 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
         "--block-size",
         "32",
         "--num-gpu-blocks-override",
-        "12",
+        "11",
     )
     with (
         Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
