@@ -119,11 +119,8 @@ class Measured:
         prompts = _Amount(each for a in self.answers for each in _changes(a))
         tokens = _Sums((tick * TICK, n) for tick, n in self.ticks.items())
         dues = [*(a.due for a in self.answers), *self.waiting]
-        came, left = (
-            ((due, 1.0) for due in dues),
-            ((a.last, -1.0) for a in self.answers),
-        )
-        requests = _Amount([*came, *left])
+        ends = ((a.last, -1.0) for a in self.answers)
+        requests = _Amount([*((due, 1.0) for due in dues), *ends])
         windows = [(s.begin + self.washout, s.end) for s in self.stretches]
         each = _Sums((due, 1.0) for due in dues)
         rate = sum(each.between(*window) for window in windows)

@@ -134,6 +134,16 @@ def test_in_a_closed_loop_work_tells_how_long_requests_take():
     assert found[RATE] == pytest.approx(80, rel=0.02)
 
 
+def test_prompts_that_were_held_together_count_while_they_wait():
+    """Else the stretch in which two groups of them end has more work than the other."""
+    groups = [(due, 4 * math.ceil((due + 1) / 4)) for due in range(24)]
+    answers = [Answer(0, due, first, first + 1, 80, 20, "") for due, first in groups]
+    ticks = {number * 4: 4.0 for number in range(120)}  # 20 tokens a second
+    stretches = [Stretch(0, "a", None, 4.5, 10.5), Stretch(0, "b", "a", 10.5, 16.5)]
+    one, other = Measured(answers, ticks, [], stretches, 0.0, clients=8).figures
+    assert one[JUDGED] == pytest.approx(other[JUDGED], rel=0.15)
+
+
 def test_a_block_counts_when_all_its_requests_are_answered():
     stretches = [
         Stretch(0, "a", None, 0, 10),
@@ -394,6 +404,12 @@ def test_stretches_last_three_answers_and_half_of_one_is_left_out(loop):
     given, _ = ran(loop, Site(), ["off", "adaptive"], 6, stretch=5)
     assert given.measured.washout == pytest.approx(2, abs=0.2)
     assert "too long for stretches of 5 s" in report.warnings(given.judged)[0]
+
+
+def test_where_requests_come_at_random_a_whole_answer_is_left_out(loop):
+    traffic = {"clients": None, "rate": 2.0, "requests": range(9999)}
+    found, _ = ran(loop, Site(), ["off", "adaptive"], 4, **traffic)
+    assert found.measured.washout == pytest.approx(4, abs=0.4)
 
 
 def test_policies_take_the_server_in_random_blocks(loop):
