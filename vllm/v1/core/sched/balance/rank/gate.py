@@ -118,9 +118,11 @@ class BalanceGate:
         """
         group, wave, step = core.dp_group, core.current_wave, core.step_counter
         active = core.engines_running
-        if active and group is not self._timing.group:
+        if joins := active and group is not self._timing.group:
             self._join(group, core._send_engine_dead)
         self._end_step(group, wave, step, active)
+        if joins:  # the policy forgot for how long prompts have been held
+            self.apply(OPEN)
         if active and not self._scheduler.has_requests():
             self._before_step(group, wave, step + 1)
 
