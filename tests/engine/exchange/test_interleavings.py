@@ -58,14 +58,27 @@ def test_what_is_visited_once_goes_on_alike(name):
             world.close()
 
 
-def test_a_row_on_its_way_stays_with_the_ranks_that_were():
-    """A rank without requests has sent its row for the step in which another leaves."""
-    run = (
+RESIZES = {
+    "a row on its way stays with the ranks that were": (
+        # A rank without requests has sent its row for the step in which another leaves.
         "cap, several hosts, resizes, 2 ranks, 2 events: request 1 6 > 1; "
         "deliver client coordinator; resize > 0; deliver client 1; "
         "deliver client coordinator; deliver coordinator 0; deliver coordinator 1; "
         "deliver coordinator client; run 0; run 1; run 0; run 1"
-    )
+    ),
+    "a prompt that is held begins": (
+        # The policy counts anew for how long prompts have been held.
+        "cap, sync, resizes, 3 ranks, 4 events: request 1 1 > coordinator; "
+        "deliver coordinator 2; run 2; request 0 6 > 0; run 0; deliver client 1; "
+        "request 1 1 > 1; run 1; run 0; resize > 1; run 1; deliver client 2; run 2; "
+        "run 1; run 2; deliver client 0; run 0; run 2; run 0; run 1; run 0; run 1; "
+        "run 1"
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RESIZES.values(), ids=RESIZES)
+def test_at_a_resize(run):
     assert not replay(run).fault
 
 
