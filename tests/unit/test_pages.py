@@ -217,9 +217,7 @@ def test_the_readme_says_what_real_ranks_measured():
         for cell in cells
     ]
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| all, (?:geometric mean|median TTFT) .* (\S+) \|$", page, re.M
-    )
+    rows = re.findall(r"^\| all, .*\| (\S+)[^|]* \|$", page, re.M)
     for ratios, row in zip((latency, first), rows, strict=True):
         assert row == f"{geometric_mean(ratios):.2f}"
         assert f"{row}x" in SCREEN
