@@ -68,7 +68,7 @@ test-wheel: $(VENV)  ## build, install, inspect and uninstall two wheels
 test-engine: $(VENV)  ## the real engine, from the installed reference wheel
 	PYTEST="$$($(TOOL) env)"/bin/pytest && "$$PYTEST" tests/engine -n 3 --dist loadfile --slowest engine
 
-explore: $(VENV)  ## every interleaving of ranks, half an hour; RUN='…' replays one, SEED=1 draws
+explore: $(VENV)  ## every interleaving of ranks, 45 minutes; RUN='…' replays one, SEED=1 draws
 	PYTHON="$$($(TOOL) env)"/bin/python && "$$PYTHON" tests/engine/explore.py \
 	    $(if $(RUN),--replay '$(RUN)') $(if $(SEED),--seed $(SEED))
 

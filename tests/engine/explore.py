@@ -285,7 +285,8 @@ def whole():
     """What `make explore` takes at most an hour of two cores for."""
     yield Setting("cap", "sync", "waves", events=3)
     yield from settings(*THEMES)
-    yield from settings(*THEMES, ranks=3, events=1)
+    yield from settings("waves", "losses", "resizes", ranks=3)
+    yield from settings("pauses", "switches", ranks=3, events=1)
 
 
 def explore_each(chosen):
