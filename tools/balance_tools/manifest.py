@@ -74,8 +74,8 @@ def walk(folder: Path) -> Iterator[str]:
 
 def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
     """The files that the manifest in a tree does not list, or that git tracks."""
-    known = Manifest.read(tree / MANIFEST_NAME)
-    paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
+    manifest = Manifest.read(tree / MANIFEST_NAME)
+    paths = {path for path in manifest.unknown(tree) if path != MANIFEST_NAME}
     return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 
 

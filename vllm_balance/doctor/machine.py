@@ -1,4 +1,4 @@
-"""The machine that is looked at: files below a root, variables, programs."""
+"""The machine that is checked: files below a root, variables, programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Machine:
     def run(
         self, *command: str, seconds: float = SECONDS, **variables: str
     ) -> tuple[str, str]:
-        """What a program that only looks says, and why it does not (else empty)."""
+        """The output of a read-only program, and why it failed (else empty)."""
         try:
             done = subprocess.run(
                 command,
@@ -77,15 +77,15 @@ class Machine:
 
     @cached_property
     def smi(self) -> Smi:
-        """What `npu-smi` says; asked once."""
+        """What `npu-smi` reports; it is called once."""
         return ask(partial(self.run, "npu-smi"))
 
     @property
     def visible(self) -> list[int]:
         """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves.
 
-        Its reference (CANN 8.0 to 9.1): what follows a space, or a number that is not
-        there, is not read.
+        By its reference (CANN 8.0 to 9.1), all behind a space or behind a number
+        that does not exist is ignored.
         """
         numbers = [str(n) for n in range(len(self.smi.npus))]
         chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES", ",".join(numbers))

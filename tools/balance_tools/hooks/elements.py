@@ -47,17 +47,17 @@ def similarity(one: Element, other: Element) -> int:
         return EXACT
     if one.key and one.key == other.key:
         return SIMILAR
-    both = len(one.inner) + len(other.inner)
-    if both and 2 * len(one.inner & other.inner) / both >= _ENOUGH_IN_COMMON:
+    total = len(one.inner) + len(other.inner)
+    if total and 2 * len(one.inner & other.inner) / total >= _ENOUGH_IN_COMMON:
         same = one.inner == other.inner and one.text == other.text
         return EXACT if same else SIMILAR
     return DIFFERENT
 
 
 def element(node: ast.AST) -> Element:
-    if (known := _KNOWN.get(node)) is None:
-        known = _KNOWN[node] = _element(node)
-    return known
+    if (cached := _KNOWN.get(node)) is None:
+        cached = _KNOWN[node] = _element(node)
+    return cached
 
 
 def _element(node: ast.AST) -> Element:

@@ -99,10 +99,10 @@ def copies(
     """Count how often each of two neighbours stands right before one of the gaps."""
     elements = [element(gap.before) for gap in gaps if gap.before is not None]
 
-    def count(wanted: Element | None) -> int:
-        if wanted is None or wanted.is_trivial:
+    def count(neighbour: Element | None) -> int:
+        if neighbour is None or neighbour.is_trivial:
             return 0
-        return sum(similarity(one, wanted) == EXACT for one in elements)
+        return sum(similarity(candidate, neighbour) == EXACT for candidate in elements)
 
     return count(before), count(after)
 
@@ -115,9 +115,9 @@ def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
     words: rooms have common ones, such as `rank`.
     """
     inserted = " ".join(map(_without_source, hook.new.inside)).encode()
-    own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
-    shared = own & {*_WORD.findall(upstream)}
-    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
+    words = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
+    shared = words & {*_WORD.findall(upstream)}
+    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(words) else []
 
 
 def _without_source(node: ast.AST) -> str:

@@ -79,20 +79,20 @@ def decide(
     except ToolError as error:
         notes = (str(error),)
         return FileVerdict(path, upstream, PatchStatus.CONFLICT, notes=notes)
-    good = [
+    placed_results = [
         _result(
             path, hook, PatchStatus.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap]
         )
         for hook, place in placed
     ]
-    results = (*good, *refused)
-    return FileVerdict(path, content, worst(one.status for one in results), results)
+    results = (*placed_results, *refused)
+    return FileVerdict(path, content, worst(r.status for r in results), results)
 
 
 def _whole_hooks(path: str, base: bytes, patched: bytes) -> list[Hook]:
     hooks = hooks_between(base, patched, path)
-    own = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
-    if with_insertions(base, own) != patched:
+    insertions = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
+    if with_insertions(base, insertions) != patched:
         raise ToolError(
             f"{path}: expected hooks that only add code, found comments or blank lines "
             "away from it; put them beside the code"
@@ -111,13 +111,13 @@ def _proven(
 ) -> dict[Gap, int]:
     """Return the line of each gap in `content`, which is `tree` with the hooks."""
     differences = ast_differences(tree, parse_module(content, path))
-    new = {one.old: dumps(one.new.inside) for one in differences}
+    new = {difference.old: dumps(difference.new.inside) for difference in differences}
     if new != {place.gap: hook.code for hook, place in placed}:
         raise ToolError(
             f"{path}: expected {len(placed)} hooks at their places, found other "
             "changes; upstream formats this code otherwise"
         )
-    return {one.old: first_line(one.new) for one in differences}
+    return {difference.old: first_line(difference.new) for difference in differences}
 
 
 def insertion(
@@ -258,5 +258,5 @@ def _shifted(
     )
 
 
-def _not_whole(why: str) -> ToolError:
-    return ToolError(f"{why}; upstream formats this code otherwise")
+def _not_whole(reason: str) -> ToolError:
+    return ToolError(f"{reason}; upstream formats this code otherwise")

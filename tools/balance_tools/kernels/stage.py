@@ -44,17 +44,17 @@ class Stage:
 
     def made_from(self) -> Mapping[str, str] | None:
         """What the kernels were made from; None if some are missing or changed."""
-        known = Manifest.read(self.manifest_path)
-        fits = self.inputs.items() <= known.inputs.items()
-        return known.inputs if fits and known.describes(self.folder) else None
+        manifest = Manifest.read(self.manifest_path)
+        fits = self.inputs.items() <= manifest.inputs.items()
+        return manifest.inputs if fits and manifest.describes(self.folder) else None
 
     def clear(self) -> None:
         self.manifest_path.unlink(missing_ok=True)
         remove_tree(self.folder)
 
-    def finish(self, **more: str) -> None:
-        """Note that the kernels are complete, and further inputs, `more`."""
-        manifest = take_manifest(self.folder, {**self.inputs, **more})
+    def finish(self, **further: str) -> None:
+        """Write the manifest of the complete kernels, with `further` inputs."""
+        manifest = take_manifest(self.folder, {**self.inputs, **further})
         manifest.write(self.manifest_path)
 
 
@@ -114,12 +114,12 @@ def known_socs(pristine: Path) -> dict[str, str]:
 
 
 def device_of(soc: str, pristine: Path) -> str:
-    known = known_socs(pristine)
+    devices = known_socs(pristine)
     if re.fullmatch(rf"{OPEN_FAMILY}[a-z0-9_]*", soc):
         return OPEN_DEVICE
-    if soc not in known:
+    if soc not in devices:
         raise ToolError(
-            f"SOC: expected one of {', '.join(known)}, or a name that starts with "
+            f"SOC: expected one of {', '.join(devices)}, or a name that starts with "
             f"{OPEN_FAMILY}, found {soc!r}; choose the chip of your devices"
         )
-    return known[soc]
+    return devices[soc]

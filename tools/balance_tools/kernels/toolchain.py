@@ -1,7 +1,7 @@
-"""What compiling the kernels is done with: its Python, and the versions of the rest.
+"""The toolchain that compiles the kernels: Python, and the versions of all else.
 
-What CANN's compilers and CMake miss they say themselves. Here is what the name of the
-wheel says: its Python and its machine.
+Only Python and machine are checked, which are in the name of the wheel; CANN's
+compilers and CMake report themselves what they lack.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ facts = {"PYTHON_EXECUTABLE": sys.executable, "tag": "cp%d%d" % sys.version_info
          "PYTHON_INCLUDE_PATH": sysconfig.get_paths()["include"]}
 try:
     import pybind11, torch
-    found = {name: distribution(name) for name in ("torch", "torch-npu")}
-    facts["versions"] = {name: one.version for name, one in found.items()}
+    installed = {name: distribution(name) for name in ("torch", "torch-npu")}
+    facts["versions"] = {name: d.version for name, d in installed.items()}
     facts["PYBIND11_CMAKE_DIR"] = pybind11.get_cmake_dir()
-    facts["TORCH_NPU_PATH"] = str(found["torch-npu"].locate_file("torch_npu"))
+    facts["TORCH_NPU_PATH"] = str(installed["torch-npu"].locate_file("torch_npu"))
 except Exception as error:
     facts["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(facts))
@@ -69,9 +69,9 @@ def find_toolchain(choice: Choice) -> Toolchain:
     )
 
 
-def _refusal(what: str, expected: str, found: str) -> ToolError:
+def _refusal(subject: str, expected: str, found: str) -> ToolError:
     return ToolError(
-        f"{what}: expected {expected} to compile the kernels, found {found}; "
+        f"{subject}: expected {expected} to compile the kernels, found {found}; "
         "docs/install.md tells what is needed"
     )
 

@@ -124,14 +124,14 @@ def _ask(
         for result in moved.results:
             if not result.status.needs_human:
                 continue
-            own = f"patches/{moved.package}/{result.name}"
-            print(f"{own}: {result.status.label}", file=sys.stderr)
+            patch = f"patches/{moved.package}/{result.name}"
+            print(f"{patch}: {result.status.label}", file=sys.stderr)
             for reason in (*result.reasons, *merged.get(result.key, ())):
                 print(f"  {reason}", file=sys.stderr)
             print(
-                f"  copy {report.parent / own}, which has what is placed, to "
-                f"lines/{name or 'NAME'}/{own} and complete it, or leave an empty file "
-                f"there to drop it; then run this with --line {name or 'NAME'}",
+                f"  copy {report.parent / patch}, which has what is placed, to "
+                f"lines/{name or 'NAME'}/{patch} and complete it, or leave an empty "
+                f"file there to drop it; then run this with --line {name or 'NAME'}",
                 file=sys.stderr,
             )
     for finding in wrong:
@@ -193,8 +193,7 @@ def markdown(
     lines = [f"# Rebase: {labels}", ""]
     results = [result for moved in every for result in moved.results]
     rows = [
-        (one.package, one.name, one.status.label + ", left out" * one.dropped)
-        for one in results
+        (r.package, r.name, r.status.label + ", left out" * r.dropped) for r in results
     ]
     lines += table(("package", "patch", "status"), rows)
     for result in results:
@@ -207,7 +206,7 @@ def markdown(
     for moved in every:
         lines += drift(moved.series, Modules(moved.old), Modules(moved.new))
     if wrong:
-        lines += ["", "## What does not fit", "", *(f"- {one}" for one in wrong)]
+        lines += ["", "## What does not fit", "", *(f"- {text}" for text in wrong)]
     return "\n".join(lines) + "\n"
 
 

@@ -91,8 +91,8 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
     series, folder = derive(paths, line), paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
-    print(f"{other.root}: a source root for {line.name}; make wheel works there")
+    checkout = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
+    print(f"{checkout.root}: a source root for {line.name}; make wheel works there")
     return 0
 
 

@@ -54,13 +54,13 @@ class PipSettings:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        wanted = {"find-links": self.options.get("find-links", "")}
+        locations = {"find-links": self.options.get("find-links", "")}
         if self.options.get("no-index", "0").lower() in {"0", "false", "no", "off"}:
-            wanted["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
-            wanted["extra-index-url"] = self.options.get("extra-index-url", "")
+            locations["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
+            locations["extra-index-url"] = self.options.get("extra-index-url", "")
         return tuple(
             Source(setting, location)
-            for setting, text in wanted.items()
+            for setting, text in locations.items()
             for location in text.split()
         )
 

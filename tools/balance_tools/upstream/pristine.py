@@ -26,8 +26,8 @@ def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")):
-        known = Manifest.read(stamp)
-        if known.inputs != inputs or not known.describes(folder):
+        manifest = Manifest.read(stamp)
+        if manifest.inputs != inputs or not manifest.describes(folder):
             archive = fetch(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)

@@ -54,9 +54,10 @@ class Package:
 
     @property
     def is_current(self) -> bool:
-        known, tree = self.manifest, self.tree
-        return known.inputs == self.inputs and not (
-            known.missing(tree) or known.changed(tree) or self.tracked & {*known.files}
+        manifest, tree = self.manifest, self.tree
+        return manifest.inputs == self.inputs and not (
+            any(files(tree) for files in (manifest.missing, manifest.changed))
+            or self.tracked & {*manifest.files}
         )
 
 
@@ -89,7 +90,7 @@ def vendor(
     refuse_missing(paths.root)
     with exclusive(paths.vendor_lock):
         packages = [look(paths, lock, name) for name in names]
-        return [_materialise(paths, one, discard_edits) for one in packages]
+        return [_materialise(paths, package, discard_edits) for package in packages]
 
 
 def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:

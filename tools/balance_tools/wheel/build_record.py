@@ -46,13 +46,13 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
         advisories={
-            each.advisory.id: {
-                "cve": each.advisory.cve,
-                "severity": each.advisory.severity,
-                "status": each.status.value,
-                "detail": each.detail,
+            judged.advisory.id: {
+                "cve": judged.advisory.cve,
+                "severity": judged.advisory.severity,
+                "status": judged.status.value,
+                "detail": judged.detail,
             }
-            for each in plan.judged
+            for judged in plan.judged
         },
         advisories_as_of=plan.advisories.as_of.isoformat(),
     )
@@ -100,13 +100,13 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     return dict(sorted(lines.items()))
 
 
-def _first_new_line(ours: Path, upstream: Path) -> str:
+def _first_new_line(patched: Path, upstream: Path) -> str:
     text = upstream.read_text(encoding="utf-8")
-    for line in map(str.strip, ours.read_text(encoding="utf-8").splitlines()):
+    for line in map(str.strip, patched.read_text(encoding="utf-8").splitlines()):
         if line not in text:
             return line
     raise ToolError(
-        f"{ours.name}: expected its patch to add a line that upstream lacks, found "
+        f"{patched.name}: expected its patch to add a line that upstream lacks, found "
         "none; the server could not tell it from a stock one, so make the hook unlike "
         "upstream's lines"
     )

@@ -41,7 +41,7 @@ from balance_tools.series.fixed import patched_in
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
-    Wanted,
+    Sourced,
     parse_requirement,
     read_requirements,
     reconcile,
@@ -142,12 +142,12 @@ class WheelPlan:
 
     @property
     def classifiers(self) -> list[str]:
-        kept, allowed = [], SpecifierSet(self.python_requires)
+        classifiers, allowed = [], SpecifierSet(self.python_requires)
         for line in values_of(self.upstreams[self.target.packages[0]], "Classifier"):
             python = re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
             if python is None or python[1] in allowed:
-                kept.append(line)
-        return kept
+                classifiers.append(line)
+        return classifiers
 
     @property
     def entry_points(self) -> EntryPoints:
@@ -222,7 +222,7 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
 
 
 def check_pair(lock: Lock) -> None:
-    vllm, plugin = (Version(one.version) for one in (lock.vllm, lock.vllm_ascend))
+    vllm, plugin = (Version(a.version) for a in (lock.vllm, lock.vllm_ascend))
     if vllm.release[:2] != plugin.release[:2]:
         raise ToolError(
             f"{LOCK_NAME}: expected a vllm-ascend for vllm {vllm}, found {plugin}; "
@@ -248,11 +248,11 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         package: upstream_metadata(folder, package)
         for package, folder in pristine.items()
     }
-    wanted: list[Wanted] = []
+    requirements: list[Sourced] = []
     for package, folder in pristine.items():
         name = REQUIREMENT_FILES[package]
-        wanted += read_requirements(folder / name, f"{package} {name}")
-    wanted += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
+        requirements += read_requirements(folder / name, f"{package} {name}")
+    requirements += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
     return WheelPlan(
         paths=paths,
         choice=choice,
@@ -260,7 +260,7 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         target=target,
         lock=lock,
         upstreams=upstreams,
-        requirements=tuple(reconcile(wanted, target.drops)),
+        requirements=tuple(reconcile(requirements, target.drops)),
         licences=licence_files(paths.root, pristine),
         kernels=stage_of(paths, lock, choice, target.device_type),
         advisories=load_advisories(paths.root / TABLE_NAME),

@@ -204,7 +204,7 @@ class Scheduler:
         while waiting and budget > 0 and len(self._running) < self._max_running:
             if allowance.stops_admission:
                 slots = self._max_running - len(self._running)
-                self._held.update(each.request_id for each in islice(waiting, slots))
+                self._held.update(held.request_id for held in islice(waiting, slots))
                 break
             work = waiting[0]
             clip = partial(_clip, work, budget, allowance)
