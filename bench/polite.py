@@ -96,8 +96,8 @@ async def phase(url, tokens, hostile):
             await answer.read()
             return answer.status
 
-    how = {"headers": {"Content-Type": "application/json"}}
-    async with aiohttp.ClientSession(url, **how) as session:
+    options = {"headers": {"Content-Type": "application/json"}}
+    async with aiohttp.ClientSession(url, **options) as session:
         clients = [be_polite(random.Random(i)) for i in range(POLITE_CLIENTS)]
         clients += [be_hostile(i) for i in range(CONNECTIONS) if hostile]
         with contextlib.suppress(asyncio.TimeoutError):

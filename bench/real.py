@@ -230,8 +230,8 @@ class Bench:
         return {cell["name"]: cell for cell in head["cells"] if cell.get("blocks")}
 
     def served(self, cell: Cell) -> Served:
-        more = ("--speculative-config", json.dumps(NGRAM)) if cell.drafts else ()
-        return Served(self.ranks, cell.asynchronous, self.servers, more)
+        options = ("--speculative-config", json.dumps(NGRAM)) if cell.drafts else ()
+        return Served(self.ranks, cell.asynchronous, self.servers, options)
 
     def make(self, cell: Cell) -> dict[str, Any] | None:
         """Runs a cell; None if it needs one that was not run."""
@@ -374,16 +374,16 @@ def against(bench: Bench, checkout: Path, pairs: int) -> None:
             begin, out = time.monotonic(), folder / f"{number}-{which}"
             if which == "old":
                 paths = {**os.environ, "PYTHONPATH": str(checkout.absolute() / "tools")}
-                words = [sys.executable, "-c", OLD_TRIAL, old, out.absolute(), model]
-                subprocess.run([*map(str, words)], env=paths, check=True)
+                command = [sys.executable, "-c", OLD_TRIAL, old, out.absolute(), model]
+                subprocess.run([*map(str, command)], env=paths, check=True)
                 ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
                 half = T95_OF_TWO * ratio["deviation"] / math.sqrt(ratio["rounds"])
                 low, high = (ratio["mean"] * math.exp(x) for x in (-half, half))
             else:
-                more = ("--least-minutes", f"{minutes:g}")
+                options = ("--least-minutes", f"{minutes:g}")
                 ranks.run_trial(
                     *(bench.python, out, model, load, served, ("off", "adaptive")),
-                    *(minutes, more, False),
+                    *(minutes, options, False),
                 )
                 ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
                 low, high = ratio["low"], ratio["high"]
@@ -398,7 +398,7 @@ def against(bench: Bench, checkout: Path, pairs: int) -> None:
         text = json.dumps({**head, "pairs": results}, indent=1, ensure_ascii=False)
         path.write_text(f"{text}\n", encoding="utf-8")
     widths = ([p[f"{which} half width"] for p in results] for which in ("new", "old"))
-    new, old_width = (statistics.fmean(each) for each in widths)
+    new, old_width = (statistics.fmean(values) for values in widths)
     print(f"half width: {new:.3f}, was {old_width:.3f}: {new / old_width:.2f} of it")
 
 

@@ -195,14 +195,14 @@ def first_tokens(results: Results) -> Rows:
         by_place.setdefault(where, []).append(cell)
     for where, cells in by_place.items():
         rows.append([where])
-        for name in (MEAN, FIRST_TOKEN, TAIL, TPOT, *(each for each, _ in limits)):
+        for name in (MEAN, FIRST_TOKEN, TAIL, TPOT, *(mean for mean, _ in limits)):
             unit = 100 if name in LIMITS else 1 if name == TPOT else 1e-3
             form = ".1f" if unit == 1e-3 else ".0f"
             means = (
                 unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
                 for policy in SEEN
             )
-            rows[-1].append(" → ".join(f"{each:{form}}" for each in means))
+            rows[-1].append(" → ".join(f"{mean:{form}}" for mean in means))
     all_cells = [cell for cells in by_place.values() for cell in cells]
     rows.append([f"cells of {len(all_cells)} in which 99 % keep both", "", "", "", ""])
     for name, _ in limits:
@@ -381,17 +381,17 @@ def mean_of(cell: Cell, policy: str, name: str) -> float:
 
 def real_place(cell: Cell) -> str:
     """A cell of real ranks as text, by what differs from the first."""
-    words = [cell["of"], load_name(cell["load"])]
+    parts = [cell["of"], load_name(cell["load"])]
     if cell["divided by"] > 1:
         sent = f"{cell['prompt']} → {cell['answer']}" if "prompt" in cell else "divided"
-        words[0] += f", {sent}"
-    words.append("asynchronous" if cell["asynchronous"] else "synchronous")
+        parts[0] += f", {sent}"
+    parts.append("asynchronous" if cell["asynchronous"] else "synchronous")
     if 2 * cell["dense_layers"] != cell["layers"]:
         dense = cell["dense_layers"] or "none"
-        words.append(f"{dense} of {cell['layers']} layers dense")
+        parts.append(f"{dense} of {cell['layers']} layers dense")
     if cell["drafts"]:
-        words.append(f"{cell['drafts']} drafts (ngram)")
-    return "; ".join(words)
+        parts.append(f"{cell['drafts']} drafts (ngram)")
+    return "; ".join(parts)
 
 
 def _cell_key(cell: Cell) -> tuple[Any, ...]:

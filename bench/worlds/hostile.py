@@ -186,10 +186,10 @@ def wrong_costs(cost, steps: Sequence[TrueStep], largest: int) -> str:
 
 
 class Sent(NamedTuple):
-    made: Sequence[SimRequest]
+    sent: Sequence[SimRequest]
 
     def requests(self, rng: random.Random) -> Sequence[SimRequest]:
-        return self.made
+        return self.sent
 
 
 def _pinned(backends: Backends) -> LoadBalancer:

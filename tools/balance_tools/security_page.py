@@ -85,10 +85,10 @@ def _tables(paths: Paths, advisories: Table, pin: Sequence[Judged]) -> str:
     lines, patches = [], _patches(paths)
     for status, (title, column) in TITLES.items():
         rows = [
-            (_link(one), one.cve, one.severity, one.what, _detail(each, patches))
-            for each in pin
-            for one in [each.advisory]
-            if each.status is status
+            (_link(a), a.cve, a.severity, a.what, _detail(entry, patches))
+            for entry in pin
+            for a in [entry.advisory]
+            if entry.status is status
         ]
         heads = ("advisory", "CVE", "severity", "fault", column)
         lines += [f"### {title}", "", *(table(heads, rows) if rows else ["None."]), ""]

@@ -82,5 +82,5 @@ def look(machine: Machine) -> Iterator[Diagnosis]:
     if not machine.is_for_npus:
         yield Diagnosis("NPUs", "ok", "this wheel needs none")
     checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL
-    for what, check in checks.items():
-        yield from lines_of(what, check(machine))
+    for name, check in checks.items():
+        yield from lines_of(name, check(machine))

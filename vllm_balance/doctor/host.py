@@ -134,8 +134,8 @@ def _plain(addresses: Iterable[str]) -> set[str]:
 
 def names(machine: Machine) -> Diagnoses:
     plan, local = machine.plan, _addresses(machine)
-    own = machine.read("/proc/sys/kernel/hostname").strip()
-    for name in filter(None, dict.fromkeys((own, plan.address))):
+    hostname = machine.read("/proc/sys/kernel/hostname").strip()
+    for name in filter(None, dict.fromkeys((hostname, plan.address))):
         addresses = _resolved(machine, name)
         loopback = {a for a in addresses if re.match(r"127\.|::1$", a)}
         shown = ", ".join(sorted(addresses))
@@ -167,7 +167,7 @@ def _resolved(machine: Machine, name: str) -> set[str]:
         return _plain([name])
     lines = machine.read("/etc/hosts").splitlines()
     hosts = [line.partition("#")[0].split() for line in lines]
-    addresses = _plain(words[0] for words in hosts if name in words[1:])
+    addresses = _plain(fields[0] for fields in hosts if name in fields[1:])
     if addresses or machine.root != Path("/"):
         return addresses
     try:

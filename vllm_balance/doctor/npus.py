@@ -58,12 +58,12 @@ def chips(machine: Machine) -> Diagnoses:
         do = "npu-smi info -l; lspci -d 19e5:; reload or reinstall the driver"
         yield Diagnosis("NPUs", "bad", "npu-smi lists none", "at least one", do)
         return
-    wanted = (info.device or "").strip("_") if info else ""
+    target = (info.device or "").strip("_") if info else ""
     device = smi.device or "not known: npu-smi info -t board -i 0 -c 0"
     found = f"{len(smi.npus)} of {smi.soc or smi.npus[0].name} ({device})"
     do = f"install a wheel for {smi.device} (`make wheel SOC={smi.soc}`)"
-    unknown, bad = smi.device is None, smi.device not in (None, wanted)
-    yield judged("chip", found, f"{wanted}, as the wheel", do, bad=bad, unknown=unknown)
+    unknown, bad = smi.device is None, smi.device not in (None, target)
+    yield judged("chip", found, f"{target}, as the wheel", do, bad=bad, unknown=unknown)
     for npu in smi.npus:
         if npu.health.upper() != "OK":
             do = f"npu-smi info -t health -i {npu.card}"

@@ -32,8 +32,8 @@ def wheel(machine: Machine) -> Diagnoses:
         return
     installed = find_installed(*NAMES)
     for sentence in (*strangers(info, installed), *hooks_that_are_gone(info)):
-        where, _, rest = sentence.partition(": expected ")
-        expected, _, there = rest.partition(", found ")
+        where, _, facts = sentence.partition(": expected ")
+        expected, _, there = facts.partition(", found ")
         do = repair_mixed(info, installed)
         yield Diagnosis("wheel", "bad", f"{there} in {where}", expected, do)
     if problem := triton_problem():
@@ -72,9 +72,9 @@ def requirements(machine: Machine) -> Diagnoses:
             yield Diagnosis(name, "bad", version, expected, do)
         if len(installed) > 1:
             others = ", ".join(f"{d.version} in {d.folder}" for d in installed[1:])
-            both = f"{version} in {installed[0].folder}, over {others}"
+            versions = f"{version} in {installed[0].folder}, over {others}"
             do = f"pip uninstall --yes {requirement.name}, once for each; then {do}"
-            yield Diagnosis(name, "warn", both, "one installation", do)
+            yield Diagnosis(name, "warn", versions, "one installation", do)
     yield f"all {len(needed)} of {vllm.version}"
 
 

@@ -306,15 +306,15 @@ def shown(command_line: CommandLine, policies: Sequence[str]) -> str:
     No model, prompt, address, host or path is in it.
     """
     args, load, serve = command_line
-    words = ["vllm-balance trial --policy", *map(served_name, policies)]
-    words.append(f"--minutes {args.minutes:g}")
-    words += [f"--stretch {args.stretch:g}"] if args.stretch else []
-    words += ["--restart"] * args.restart
-    words += _harmless(load)
+    parts = ["vllm-balance trial --policy", *map(served_name, policies)]
+    parts.append(f"--minutes {args.minutes:g}")
+    parts += [f"--stretch {args.stretch:g}"] if args.stretch else []
+    parts += ["--restart"] * args.restart
+    parts += _harmless(load)
     if serve:
         start = [*serve].index("serve") + 1 if "serve" in serve else 0
-        words += ["-- vllm serve MODEL", *_harmless(serve[start:])]
-    return " ".join(words)
+        parts += ["-- vllm serve MODEL", *_harmless(serve[start:])]
+    return " ".join(parts)
 
 
 def _harmless(arguments: Iterable[str]) -> list[str]:

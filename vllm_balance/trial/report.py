@@ -186,8 +186,8 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         [
             "# A trial of data parallel balance scheduling\n",
-            *(f"**{each}**\n" for each in _verdicts(document)),
-            *(f"{each}\n" for each in document["warnings"]),
+            *(f"**{line}**\n" for line in _verdicts(document)),
+            *(f"{line}\n" for line in document["warnings"]),
             f"{document['requests']} requests, {loop}; {document['ranks']} ranks; "
             f"{document['blocks']} blocks of {document['block_seconds']:.0f} s, in "
             "which each policy serves a stretch of "

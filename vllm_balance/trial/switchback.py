@@ -43,12 +43,12 @@ class Site(Protocol):
 
 
 class Times(NamedTuple):
-    """How long a trial takes, in seconds."""
+    """Limits of a trial's duration, and the length of a stretch, in seconds."""
 
-    least: float
-    most: float
+    min_seconds: float
+    max_seconds: float
     stretch: float | None = None
-    """None: three times as long as an answer takes."""
+    """None for three mean latencies."""
 
 
 Show = Callable[[str, float], None]
@@ -157,7 +157,7 @@ class Switchback:
 
     def _plan(self, block_s: float, length: float) -> None:
         """Sets the largest number of blocks, on which the level of a look depends."""
-        remaining = self._times.most - (time.perf_counter() - self.begin)
+        remaining = self._times.max_seconds - (time.perf_counter() - self.begin)
         blocks = 1 + max(0, round(remaining / block_s))
         self._max_blocks = max(LEAST_BLOCKS, min(blocks, MOST_BLOCKS))
         self.block_s = block_s
@@ -215,7 +215,7 @@ class Switchback:
             if math.isfinite(interval.half):
                 mean, low, high = interval.ratios
                 parts.append(f"{policy} {mean:.2f} ({low:.2f} to {high:.2f})")
-        show(", ".join(parts), (self.end - self.begin) / self._times.most)
+        show(", ".join(parts), (self.end - self.begin) / self._times.max_seconds)
 
     def _is_known(self) -> bool:
         """Whether all policies differ from the first, looked at once a block."""
@@ -223,7 +223,7 @@ class Switchback:
         if blocks <= self._judged_blocks:
             return False
         self._judged_blocks = blocks
-        if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.least:
+        if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.min_seconds:
             return False
         return all(interval.differs for interval in self.intervals().values())
 
@@ -231,8 +231,8 @@ class Switchback:
 def names_of(policies: Sequence[str]) -> list[str]:
     """The policies; one that is given twice, to measure the noise, gets a number."""
     return [
-        policy if policy not in policies[:place] else f"{policy}#{place + 1}"
-        for place, policy in enumerate(policies)
+        policy if policy not in policies[:index] else f"{policy}#{index + 1}"
+        for index, policy in enumerate(policies)
     ]
 
 

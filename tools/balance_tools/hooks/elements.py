@@ -39,17 +39,17 @@ class Element:
         return self.kind in _TRIVIAL or self.text == "return"
 
 
-def similarity(one: Element, other: Element) -> int:
+def similarity(a: Element, b: Element) -> int:
     """Compare two elements: EXACT, SIMILAR (same key, or common body), DIFFERENT."""
-    if one.kind != other.kind:
+    if a.kind != b.kind:
         return DIFFERENT
-    if one.text == other.text and one.kind not in _HEADERLESS:
+    if a.text == b.text and a.kind not in _HEADERLESS:
         return EXACT
-    if one.key and one.key == other.key:
+    if a.key and a.key == b.key:
         return SIMILAR
-    total = len(one.inner) + len(other.inner)
-    if total and 2 * len(one.inner & other.inner) / total >= _ENOUGH_IN_COMMON:
-        same = one.inner == other.inner and one.text == other.text
+    total = len(a.inner) + len(b.inner)
+    if total and 2 * len(a.inner & b.inner) / total >= _ENOUGH_IN_COMMON:
+        same = a.inner == b.inner and a.text == b.text
         return EXACT if same else SIMILAR
     return DIFFERENT
 

@@ -217,9 +217,9 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
     if gap.before is not None:
         last = span((gap.before,))[1]
         column = getattr(gap.before, "end_col_offset", 0) or 0
-        rest = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
-        if rest.strip(b",;"):
-            raise _not_whole(f"line {last} goes on with {rest.decode()!r}")
+        code = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
+        if code.strip(b",;"):
+            raise _not_whole(f"line {last} goes on with {code.decode()!r}")
     if gap.after is not None:
         first = span((gap.after,))[0]
         column = 0

@@ -90,7 +90,7 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     report = folder / "report.md"
     for_users = advisories_markdown(paths, lock.vllm.version, every)
     for_users += limits_markdown(paths, every)
-    undecided = [one for moved in every for one in moved.undecided]
+    undecided = [file for moved in every for file in moved.undecided]
     merged = write_merged(undecided, folder / "merged")
     write_atomically(report, markdown(every, wrong, for_users, merged))
     if status.needs_human:

@@ -109,10 +109,10 @@ def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
         if path.startswith(f"{name}/")
     }
     files |= {path: hashlib.sha256(text).hexdigest() for path, text in patched.items()}
-    ours = _refuse_losses(package, files, discard_edits)
+    own_files = _refuse_losses(package, files, discard_edits)
     # Without inputs a tree is not complete: whatever is listed will be replaced.
     tree.mkdir(exist_ok=True)
-    stale = package.manifest.files.keys() - files.keys() - {*ours}
+    stale = package.manifest.files.keys() - files.keys() - {*own_files}
     Manifest({}, {**package.manifest.files, **files}).write(tree / MANIFEST_NAME)
     for path in stale:
         (tree / path).unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
     Manifest(package.inputs, files).write(tree / MANIFEST_NAME)
     return (
         f"{package.label}: {len(files)} files, {len(package.series.patches)} patches, "
-        f"{len(ours)} files of ours, {time.monotonic() - start:.1f} s"
+        f"{len(own_files)} files of ours, {time.monotonic() - start:.1f} s"
     )
 
 
@@ -151,13 +151,13 @@ def _refuse_losses(
         )
     tree, before = package.tree, package.manifest
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-    ours, lost = [], []
+    own_files, lost = [], []
     for path in files_of_ours(tree, package.tracked):
         parents = {str(parent) for parent in PurePosixPath(path).parents}
         if path in folders or parents & files.keys():
             lost.append(path)
         elif path not in files:
-            ours.append(path)
+            own_files.append(path)
         elif content_sha256(tree / path) != files[path]:
             lost.append(path)
     if before.inputs and not discard_edits:
@@ -170,7 +170,7 @@ def _refuse_losses(
             f"into a patch of patches/{package.name} or drop it with --discard-edits, "
             "and move a file of yours away"
         )
-    return ours
+    return own_files
 
 
 def _named(package: Package, paths: Sequence[str]) -> str:

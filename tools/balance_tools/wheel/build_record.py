@@ -83,8 +83,8 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
     names = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
     for package in plan.target.packages:
-        ours = files_of_ours(plan.paths.vendored(package))
-        names += [f"{package}/{path}" for path in ours]
+        paths = files_of_ours(plan.paths.vendored(package))
+        names += [f"{package}/{path}" for path in paths]
     return sorted(name for name in names if (wheel_root / name).is_file())
 
 

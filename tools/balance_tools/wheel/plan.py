@@ -212,8 +212,8 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
                 f"{tree / wrong[0]}: expected what `make vendor` wrote, found it "
                 "missing or edited; refresh the edit into a patch, or run `make vendor`"
             )
-        ours = [f"{package}/{path}" for path in files_of_ours(tree)]
-        if strays := sorted(ignored_in(paths.root, ours)):
+        own_files = [f"{package}/{path}" for path in files_of_ours(tree)]
+        if strays := sorted(ignored_in(paths.root, own_files)):
             raise ToolError(
                 f"{paths.root / strays[0]}: expected only upstream's files and ours, "
                 "found one that .gitignore leaves out; remove it, or give it a line "

@@ -151,9 +151,9 @@ def refuse_unused(args: argparse.Namespace, defaults: argparse.Namespace) -> Non
         ),
     ):
         for name in names if is_useless else ():
-            if (given := getattr(args, name)) != getattr(defaults, name):
+            if (value := getattr(args, name)) != getattr(defaults, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {given}: {what_to_do}.")
+                raise UsageError(f"{option} {value}: {what_to_do}.")
 
 
 def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
