@@ -68,7 +68,7 @@ RIVALS = (
     "sglang23-30-10",
     "mindie-laxity",
 )
-"""All rules, which are run in the first regime and at random arrivals."""
+"""The rules that are run in the first regime and at random arrivals: all of them."""
 
 # ---- Regimes
 

@@ -142,7 +142,7 @@ def bands(policy: str) -> str:
 
 
 LEFT, TOP, HEIGHT, PER_SECOND = 60, 44, 22, 94
-"""In pixels."""
+"""The layout in pixels."""
 GAP = 0.001
 """Seconds that are left blank between two steps."""
 SVG = (

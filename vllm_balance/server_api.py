@@ -71,7 +71,7 @@ class Endpoint:
         Args:
             url: without a path.
             header: each as NAME=VALUE, as of `vllm bench serve`.
-            insecure: whether certificates are not looked at.
+            insecure: whether certificates are not verified.
         """
         self.url = url.rstrip("/")
         address_of(url)
@@ -117,7 +117,7 @@ class Endpoint:
             ) from None
 
     def ask(self) -> None:
-        """One short request, so that a policy has decided.
+        """Sends one short request, so that the policy takes a decision.
 
         Greedy, as not every server drafts for others.
         """
@@ -198,7 +198,7 @@ class Endpoint:
 
     @property
     def proxy_hint(self) -> str:
-        """For an error: the proxy that may have answered instead; else empty."""
+        """A sentence for errors on a proxy that may have answered, or empty."""
         proxies = requests.utils.get_environ_proxies(self.url)
         proxy = requests.utils.select_proxy(self.url, proxies)
         if not proxy:

@@ -82,7 +82,7 @@ def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
         yield f"{message}; repair: {repair}"
         return
     for path, sha256 in files.items():
-        # Byte code has no hash in RECORD and anybody may clean it away.
+        # Byte code has no hash in RECORD, and may have been removed.
         if sha256 and not (path.is_file() and sha256_of(path) == sha256):
             state = "modified" if path.is_file() else "missing"
             yield f"{path}: expected as it was built, found {state}; repair: {repair}"

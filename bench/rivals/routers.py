@@ -62,7 +62,7 @@ class Balancer030(LoadBalancer):
 
 
 class BlindBalancer(LoadBalancer):
-    """A router that does not look at the ranks; it draws each rank from a source."""
+    """A router that ignores the state of the ranks; `draw` gives each rank."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
         self._draw = draw

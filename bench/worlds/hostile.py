@@ -201,7 +201,7 @@ def _starved(backends: Backends) -> LoadBalancer:
 
 
 ONLY = {"pinned": one_for_all(_pinned), "starved": one_for_all(_starved)}
-"""All requests go to the first rank, or none."""
+"""Routers that send all requests to the first rank, or none."""
 BALANCERS = {**LOAD_BALANCERS, **ROUTERS, **ONLY}
 
 

@@ -128,7 +128,7 @@ class Sent:
         self.num_prompts = len(rows)
 
     def requests(self, rng, count_tokens=None):
-        """As `Workload.requests`."""
+        """Returns the requests, as `Workload.requests` does."""
         return [
             SimRequest(number, prompt, answer, due=due)
             for number, (due, prompt, answer, _) in enumerate(self.rows)

@@ -29,7 +29,7 @@ step's virtual time, and returns them."""
 
 
 class StepRecord(NamedTuple):
-    """What happened in one step, for traces and timelines."""
+    """The record of one step, for traces and timelines."""
 
     end: float
     """Virtual seconds."""

@@ -327,7 +327,7 @@ def _harmless(arguments: Iterable[str]) -> list[str]:
             shown_parts.append(option)
             if not equals:
                 continue
-        if shown_parts:  # what comes before any option is the model
+        if shown_parts:  # an argument before any option is the model
             number = NUMBER.fullmatch(value) and not PRIVATE.search(option)
             shown_parts.append(value if number or PUBLIC.fullmatch(option) else "…")
     return shown_parts

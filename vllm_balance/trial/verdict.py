@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..simulator.results import WORTHWHILE
 
 LEAST_BLOCKS = 4
-"""No verdict is given before these, however long they take."""
+"""The smallest number of blocks of a verdict, however long they take."""
 MOST_BLOCKS = 400
 ALPHA, EARLY = 0.05, 0.01
 """The error rate of the first kind, and the part of it that is spent on all looks

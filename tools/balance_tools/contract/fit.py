@@ -49,7 +49,7 @@ _LINE = re.compile(r"\bline \d+")
 @dataclass(frozen=True, order=True)
 class Finding:
     file: str
-    """Of ours, or the patched one; "" for a Relies-On line."""
+    """A file of ours or a patched one; "" for a Relies-On line."""
     line: int
     """0 for a Relies-On line."""
     text: str

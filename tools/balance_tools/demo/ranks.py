@@ -184,7 +184,7 @@ def make_model(python: Path, folder: Path, dense_layers: int = DENSE) -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What upstream changed in the functions that the series touches or relies on.
+"""Reports upstream's changes of the functions that the series touches or relies on.
 
 A merge cannot know what a change means; a person should read it.
 """

@@ -28,7 +28,7 @@ CONSTRAINTS = Path("tests", "constraints.txt")
 GROUP = "engine"
 STAMP = ".made-from"
 LONGEST_TMPDIR = 70
-"""In bytes: a Unix socket has 107 for its path, and vLLM adds 37."""
+"""Bytes; the path of a Unix socket has at most 107, of which vLLM adds 37."""
 
 
 def make_env(paths: Paths, wheel: Path) -> Path:

@@ -1,7 +1,7 @@
 """Python syntax reduced to what identifies a statement: text, loose key, names.
 
 Everything here ignores formatting, comments and line numbers. A compound statement is
-identified by its header; what stands in its body has identities of its own.
+identified by its header; the statements in its body are identified separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Element:
     text: str
     """Normalised syntax; of a compound statement, of its header only."""
     key: str
-    """What a reader would call the node by ("self.x = f"), "" if nothing."""
+    """A short name of the node ("self.x = f"), "" if it has none."""
     inner: frozenset[str]
     """Keys of all statements in the bodies of a compound statement."""
 

@@ -110,9 +110,9 @@ def copies(
 def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
     """Return the words that the hook brings to its module, if upstream uses them, too.
 
-    Empty unless upstream has at least half of them: then perhaps it has the hook, at
-    another place or in other words. Where an import finds its names is none of its
-    words: rooms have common ones, such as `rank`.
+    Empty unless upstream has at least half of them: then it may have the hook, at
+    another place or in other words. The module of an import does not count, because
+    our modules have common names, such as `rank`.
     """
     inserted = " ".join(map(_without_source, hook.new.inside)).encode()
     words = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}

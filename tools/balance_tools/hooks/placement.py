@@ -188,7 +188,7 @@ def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
         for k in range(len(trivia) + 1)
         if region[:k] == trivia[:k] and region[k + extra :] == trivia[k:]
     ]
-    # A chunk that starts with the hook, not with a blank line, reads as it was written.
+    # A chunk that starts with the hook, and not with a blank line, is preferred.
     splits.sort(key=lambda k: (not region[k].strip(), k))
     if not splits:
         own_first, own_last = span(hook.new.inside)

@@ -77,7 +77,7 @@ def _refusal(subject: str, expected: str, found: str) -> ToolError:
 
 
 def ask_python3() -> dict[str, Any]:
-    """What the `python3` on PATH says of itself, which upstream's build calls.
+    """The facts about the `python3` on PATH, which upstream's build calls.
 
     The tools' own environment is not it, although make starts them from there.
     """

@@ -1,4 +1,4 @@
-"""What a bump means for the published vulnerabilities of advisories.toml."""
+"""The status of published vulnerabilities after a bump, by advisories.toml."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Judged(NamedTuple):
     every: Sequence[Moved]
     """The moved series of each package; empty where upstream has another layout."""
     wrong: Sequence[Finding]
-    """What does not fit of our files and hooks; empty unless every hook has a place."""
+    """Misfits of our files and hooks; empty unless all hooks have places."""
 
     @property
     def results(self) -> list[PatchResult]:
@@ -75,9 +75,9 @@ def judge(
 def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     """Move the series to the releases of `lock`; return the exit code.
 
-    Everything is judged, and written below build/rebase/VERSION; only where nobody
-    must decide, the last step puts it in place: in lines/NAME, or for the pin where
-    `name` is "". Whatever ends it before, it can be run again.
+    The result is written below build/rebase/VERSION. Only if no person must decide,
+    the last step puts it in place: in lines/NAME, or for the pin if `name` is "". If it
+    is stopped before that, it can be run again.
     """
     line = Line(paths.root / "lines" / name) if name else _line_of(paths, lock)
     if not (dry_run or name):

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 NAME = r"\w[\w.-]*"
-"""What a release, and a folder below lines/, may be called."""
+"""The form of a release, and of the name of a folder below lines/."""
 
 
 def _name(text: str) -> str:

@@ -1,9 +1,9 @@
 """Lines: further upstream releases, each a lock and only the patches that differ.
 
 Every other patch of a line is derived from the pin's, as a bump does, whenever the
-sources of the line are made. A patch of its own says in its header which patch of the
-pin it was adapted from (`Adapted-From`, the sha256 of its changed lines): when that
-one changes, a person has to carry the change over.
+sources of the line are made. A patch in the line names in its header the patch of the
+pin that it was adapted from (`Adapted-From`, the sha256 of its changed lines): when
+that one changes, a person has to carry the change over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADAPTED_FROM = "Adapted-From"
 
 @dataclass(frozen=True)
 class Line:
-    """One folder below lines/: upstream.toml, and patches/PACKAGE/ for what differs."""
+    """One folder below lines/: upstream.toml, and the patches that differ."""
 
     folder: Path
 

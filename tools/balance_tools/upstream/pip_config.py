@@ -1,4 +1,4 @@
-"""Where pip is configured to look for files, and how: what `pip config list` says."""
+"""Pip's sources of files and its network options, from `pip config list`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def without_secrets(location: str) -> str:
 
 @dataclass(frozen=True)
 class PipSettings:
-    """What pip's files and its PIP_* variables tell `pip download`."""
+    """The options that `pip download` takes from pip's files and PIP_* variables."""
 
     options: Mapping[str, str]
     """The values of pip's options, by their long names."""

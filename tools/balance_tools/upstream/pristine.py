@@ -21,7 +21,7 @@ BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
-    """The folder with an sdist's files, unpacked again when it is not as it was."""
+    """The folder with an sdist's files, unpacked again if a file changed."""
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}

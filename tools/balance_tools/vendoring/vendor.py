@@ -140,8 +140,8 @@ def _refuse_losses(
 ) -> list[str]:
     """Refuse to lose anything to the new tree; returns the files of ours.
 
-    A file that holds what the new tree holds is in nobody's way: so it is after an
-    edit went into a patch, or when the manifest was lost.
+    A file whose content is that of the new tree is accepted, as after an edit went into
+    a patch, or when the manifest was lost.
     """
     if tracked := sorted(package.tracked & files.keys()):
         raise ToolError(

@@ -1,4 +1,4 @@
-"""What a wheel says about its own making: vllm_balance/build.json."""
+"""The build record of a wheel: vllm_balance/build.json."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
 def source_state(root: Path) -> tuple[str | None, bool | None]:
     """The commit, and whether the sources differ from it; None where git cannot say.
 
-    A file that git neither tracks nor ignores is a change. What hides a change from
-    `git status` on this machine hides nothing here: flags of the index, filters, and
-    rules to ignore files that are not those of the repository.
+    A file that git neither tracks nor ignores is a change. Settings of this machine
+    that hide a change from `git status` have no effect here: flags of the index,
+    filters, and ignore rules outside the repository.
     """
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None, None

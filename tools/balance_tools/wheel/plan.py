@@ -110,7 +110,7 @@ class WheelPlan:
 
     @property
     def distributions(self) -> dict[str, str]:
-        """What importlib.metadata will see: name to version, the wheel's own first."""
+        """Distributions for importlib.metadata: name to version, the wheel first."""
         versions = {self.settings.name: self.version, GUARD: self.version}
         if self.has_plugin:
             versions[self.upstreams[PLUGIN].name] = self.version_of(PLUGIN)
@@ -124,8 +124,8 @@ class WheelPlan:
     def tag(self) -> tuple[str, str, str]:
         """Python, ABI and platform tag; those of the kernel wheel where there is one.
 
-        Kernels from source are for this machine: nobody has checked which older
-        systems they would load on.
+        Kernels from source are for this machine: on which older systems they
+        would load was not checked.
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
@@ -151,7 +151,7 @@ class WheelPlan:
 
     @property
     def entry_points(self) -> EntryPoints:
-        """Those of the first dist-info: all, for the others may be removed."""
+        """All entry points, for the first dist-info: the others may be removed."""
         parts = [entry_points_of(self.upstreams[p]) for p in self.target.packages]
         parts += [self.target.entry_points, self.settings.guard_entry_points]
         return merge_entry_points(*parts)
@@ -231,7 +231,7 @@ def check_pair(lock: Lock) -> None:
 
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
-    if shutil.which("git"):  # without it nobody knows what is tracked
+    if shutil.which("git"):  # without git the tracked files are unknown
         refuse_missing(paths.root)
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)

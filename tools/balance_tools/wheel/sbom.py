@@ -36,9 +36,8 @@ SOURCE = "GitHub Advisories"
 def documents_of(plan: WheelPlan) -> dict[str, str]:
     """By file name the text of each.
 
-    The VEX is a document of its own, for scanners take it apart from the bill; it names
-    what it is about by the bill's serial number. Those that take OpenVEX know the wheel
-    by its purl.
+    The VEX is a separate document, because scanners take it apart from the bill; it
+    refers to the bill by its serial number. OpenVEX refers to the wheel by its purl.
     """
     address = purl(plan.settings.name, plan.version)
     as_of = f"{plan.advisories.as_of}T00:00:00Z"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""From a request to its rank: API servers, their load balancers, the coordinator."""
+"""Routes requests to ranks: API servers, their load balancers, the coordinator."""
 
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ QUIET_SECONDS = 0.05
 
 
 class Publication(NamedTuple):
-    """What the front-ends receive."""
+    """The counts that the front-ends receive."""
 
     time: float
     """Virtual seconds."""

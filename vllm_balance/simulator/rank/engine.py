@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""All ranks together."""
+"""The engine: all ranks together."""
 
 from collections.abc import Sequence
 
