@@ -515,7 +515,7 @@ def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
 # ---- The command line
 
 
-def given(text: str) -> "command.Given":
+def given(text: str) -> "command.CommandLine":
     return command.parse(shlex.split(text))
 
 
