@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.smi import Smi, ask, fields
-from vllm_balance.doctor.versions import LINES
+from vllm_balance.doctor.versions import RELEASES
 
 SECONDS = 10.0
 """A healthy program of the vendor answers in one or two."""
@@ -73,7 +73,7 @@ class Machine:
     def version_for(self, name: str) -> str:
         """The vendor's version that belongs to the wheel; empty if none is known."""
         version = self.info.upstreams.get("vllm", "") if self.info else ""
-        return LINES.get(".".join(version.split(".")[:2]), {}).get(name, "")
+        return RELEASES.get(".".join(version.split(".")[:2]), {}).get(name, "")
 
     @cached_property
     def smi(self) -> Smi:
