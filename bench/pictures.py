@@ -233,11 +233,11 @@ def draw(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    every = [*PLOTS, *BANDS]
+    all_names = [*PLOTS, *BANDS]
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
-    names = parser.parse_args().names or every
-    if unknown := sorted({*names} - {*every}):
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(all_names))
+    names = parser.parse_args().names or all_names
+    if unknown := sorted({*names} - {*all_names}):
         parser.error(f"{', '.join(unknown)}: no such picture")
     for name in names:
         draw(name, ROOT / "docs" / "pictures")

@@ -387,10 +387,10 @@ def against(bench: Bench, checkout: Path, pairs: int) -> None:
                 )
                 ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
                 low, high = ratio["low"], ratio["high"]
-            lasts = (time.monotonic() - begin) / 60
+            duration = (time.monotonic() - begin) / 60
             # The trial's minutes do not include the start of its server.
-            minutes = minutes or lasts - START_MINUTES
-            pair |= {f"{which} minutes": lasts, f"{which} ratio": ratio["mean"]}
+            minutes = minutes or duration - START_MINUTES
+            pair |= {f"{which} minutes": duration, f"{which} ratio": ratio["mean"]}
             pair |= {f"{which} half width": math.log(high / low) / 2}
         results.append(rounded(pair))
         print(results[-1], flush=True)

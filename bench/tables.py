@@ -143,10 +143,10 @@ def regimes(results: Results) -> Rows:
     head = ["regime", "cells", "latency over `off`", "lead over the best rule"]
     head += ["TTFT p50 over `off`", "p99", "within, points"]
     rows: Rows = [[*head, "with limits: latency", "p50", "p99", "within"]]
-    everything, unseen = (results[name]["cells"] for name in ("regimes", "unseen"))
+    all_cells, unseen = (results[name]["cells"] for name in ("regimes", "unseen"))
     for name, cells in [
-        *((n, c) for (n,), c in groups(everything, "regime").items()),
-        ("all", everything),
+        *((n, c) for (n,), c in groups(all_cells, "regime").items()),
+        ("all", all_cells),
         *((f"unseen windows of {n}", c) for (n,), c in groups(unseen, "of").items()),
     ]:
         rows.append(

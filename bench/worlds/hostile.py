@@ -74,8 +74,8 @@ class Device:
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
         total = world.cost.step_seconds(loads)
-        nothing = [0] * len(loads.prefill)
-        decode = world.cost.step_seconds(loads._replace(prefill=nothing))
+        no_prefill = [0] * len(loads.prefill)
+        decode = world.cost.step_seconds(loads._replace(prefill=no_prefill))
         prefill = (total - decode) * world.speed(now)
         decode *= world.speed(now) * world.decode_speed(now)
         self.recent.append(TrueStep(tokens, attended, decode, prefill))
@@ -238,7 +238,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) ->
     def watch(step: StepRecord) -> None:
         assert step.end < until, f"not done after {step.end:.0f} s"
 
-    done = simulate(
+    run = simulate(
         scenario,
         policy,
         controllers={} if copies is None else {policy: lambda in_flight: copies},
@@ -249,14 +249,14 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) ->
         on_step=watch,
     )
     stayed = [request for request in requests if request.index not in leaving]
-    wrong = copies and wrong_costs(
+    problems = copies and wrong_costs(
         copies.cost, device.recent, limits.max_num_batched_tokens
     )
     return Served(
         statistics.fmean(r.done - r.sent for r in stayed),
         percentile(sorted(r.first_token - r.sent for r in stayed), 0.99),
-        done.steps[-1].end,
-        wrong or "",
+        run.steps[-1].end,
+        problems or "",
     )
 
 

@@ -208,6 +208,6 @@ def ports(machine: Machine) -> Diagnoses:
         option = option_of[port]
         do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {option}"
         # Another server on this host may have these ports for its own NPUs.
-        sure: State = "bad" if plan.ranks and option[0] == "-" else "warn"
-        yield Diagnosis(f"port {port}", sure, "something listens on it", "free", do)
+        state: State = "bad" if plan.ranks and option[0] == "-" else "warn"
+        yield Diagnosis(f"port {port}", state, "something listens on it", "free", do)
     yield f"{len(option_of)} free"

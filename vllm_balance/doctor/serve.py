@@ -60,11 +60,11 @@ def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagno
 def _lines(machine: Machine, plan: Plan) -> Iterator[Diagnosis]:
     last = plan.first_rank + plan.local_ranks - 1
     ranks = f"ranks {plan.first_rank} to {last}" if plan.local_ranks else "none"
-    here = f"{ranks} of {plan.ranks} on this host"
-    yield Diagnosis("vllm serve", "ok", f"{plan.model}, {here}")
-    does = f"{plan.policy}: {plan.ranks} ranks agree once per step"
-    does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
-    yield Diagnosis("balance", "ok", does)
+    ranks_here = f"{ranks} of {plan.ranks} on this host"
+    yield Diagnosis("vllm serve", "ok", f"{plan.model}, {ranks_here}")
+    text = f"{plan.policy}: {plan.ranks} ranks agree once per step"
+    text = "off: the schedule of stock vLLM" if plan.policy == "off" else text
+    yield Diagnosis("balance", "ok", text)
     needed, visible = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
     if machine.is_for_npus and not machine.smi.problem and visible < needed:
         expected = f"{needed}: {plan.npus_per_rank} for each of {plan.local_ranks}"
@@ -157,8 +157,8 @@ def check_address(args: argparse.Namespace) -> None:
     files = {name: path for name in names if (path := getattr(args, name))}
     for option, path in files.items():
         if not os.access(path, os.R_OK):
-            has = "cannot be read" if os.path.lexists(path) else "no such file"
-            raise ValueError(f"--{option.replace('_', '-')} {path}: {has}")
+            problem = "cannot be read" if os.path.lexists(path) else "no such file"
+            raise ValueError(f"--{option.replace('_', '-')} {path}: {problem}")
     if is_https(args) and "ssl_certfile" not in files:
         raise ValueError("--ssl-keyfile: give its --ssl-certfile, too")
     # Not of a pipe, which can be read only once.

@@ -128,10 +128,10 @@ def report(pid: int | None) -> Iterator[Diagnosis]:
     members = [p for p in parts.values() if top_of(p.pid, parts) in tops]
     yield from (describe(member, now) for member in members)
     statuses = [member.status for member in members if member.status]
-    if here := {status.rank for status in statuses}:
+    if local_ranks := {status.rank for status in statuses}:
         size = max(status.size for status in statuses)
-        absent = sorted(set(range(size)) - here)
-        found = f"{len(here)} of {size} are on this host"
+        absent = sorted(set(range(size)) - local_ranks)
+        found = f"{len(local_ranks)} of {size} are on this host"
         do = ""
         if absent:
             found += f", not {', '.join(map(str, absent))}"
@@ -156,14 +156,14 @@ def describe(process: Process, now: float) -> Diagnosis:
     state: State = "ok"
     do = ""
     if status := process.status:
-        lasts = now - status.since
-        does = DOING.get(status.doing, status.doing)
+        seconds = now - status.since
+        activity = DOING.get(status.doing, status.doing)
         parts.append(
-            f"wave {status.wave}, step {status.step}, {does} for {lasts:.1f} s"
+            f"wave {status.wave}, step {status.step}, {activity} for {seconds:.1f} s"
         )
         if status.stack:
             parts.append(f"at {status.stack}")
-        if status.doing != "idle" and lasts > LONG_S:
+        if status.doing != "idle" and seconds > LONG_S:
             state, do = "warn", f"py-spy dump --nonblocking --pid {process.pid}"
         if now - status.seen > STALE_S:
             # Stopped, or native code holds the interpreter.

@@ -96,14 +96,14 @@ def driver(machine: Machine) -> Iterator[Diagnosis]:
     compatible = fields.get("compatible_version_fw", "")
     ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", compatible)
     is_taken = [_short(low) <= _short(firmware) <= _short(high) for low, high in ranges]
-    says = board.get("compatibility", "NA")
-    if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
+    compatibility = board.get("compatibility", "NA")
+    if not re.match(r"\d", firmware) or not (ranges or compatibility != "NA"):
         do = f"cat {ASCEND}/firmware/version.info on the host"
         yield Diagnosis("firmware", "unknown", firmware or "no version here", do=do)
         return
     do = "install driver and firmware of one release, then reboot"
     expected = f"{compatible or 'compatibility OK'}, says the driver"
-    bad = bool(ranges and not any(is_taken)) or says not in ("OK", "NA")
+    bad = bool(ranges and not any(is_taken)) or compatibility not in ("OK", "NA")
     yield judged("firmware", firmware, expected, do, bad=bad)
 
 

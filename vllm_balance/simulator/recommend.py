@@ -82,9 +82,9 @@ def _praise(best: PolicyResult, off: PolicyResult, limits: LatencyLimits) -> str
     counted = "; first and last requests not counted" * is_closed
     tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called
     rate = "" if abs(tokens_gain) < WORTHWHILE else f", {tokens} {tokens_gain:+.0%}"
-    was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))
-    has_none = was is None or is_now is None
-    tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
+    tpot_off, tpot_best = (result.mean("mean_tpot_ms") for result in (off, best))
+    has_none = tpot_off is None or tpot_best is None
+    tpot = "" if has_none else f", TPOT {tpot_off:.0f} → {tpot_best:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     within = ""
     if any(limits):

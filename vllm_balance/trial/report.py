@@ -176,9 +176,9 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     if "model" in document:
         device.append(f"- model: {document['model']}")
     carried = "cannot be told yet"
-    if over := document["carry_over"]:
-        low, high = (100 * (over[end] - 1) for end in ("low", "high"))
-        carried = f"{100 * (over['mean'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+    if ratio := document["carry_over"]:
+        low, high = (100 * (ratio[end] - 1) for end in ("low", "high"))
+        carried = f"{100 * (ratio['mean'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
     loop = "at the load's own times"
     if document["clients"]:
         loop = f"from {document['clients']} clients, one after the other"

@@ -93,9 +93,9 @@ class Server:
         ended = ""
         if (status := self._process.poll()) is not None:
             ended = f"the server ended with {status}"
-        elif gone := [rank.pid for rank in self._ranks if not _is_alive(rank)]:
+        elif ended_ranks := [rank.pid for rank in self._ranks if not _is_alive(rank)]:
             # Without balance, clients may then wait for ever.
-            ended = f"a rank of the server (pid {gone[0]}) ended"
+            ended = f"a rank of the server (pid {ended_ranks[0]}) ended"
         if ended:
             raise UsageError(f"{self._log}: {ended} {when}; its log's end is above.")
 

@@ -101,13 +101,13 @@ def sentence(policy: str, base: str, latency: Interval, block_s: float) -> str:
             f"{earlier(high)} to {earlier(low)}; {after})."
         )
     more_blocks = latency.more_blocks()
-    then = f"about {math.ceil(more_blocks * block_s / 60)} more minutes would show it"
+    hint = f"about {math.ceil(more_blocks * block_s / 60)} more minutes would show it"
     if latency.half < math.log1p(WORTHWHILE):
-        then = f"a difference of {WORTHWHILE:.0%} would have shown"
+        hint = f"a difference of {WORTHWHILE:.0%} would have shown"
     elif more_blocks >= MOST_BLOCKS:
-        then = "hours would not show it"
+        hint = "hours would not show it"
     return (
         f"{policy} and {base} cannot be told apart: {earlier(mean)}, and anything from "
         f"{earlier(high)} to {earlier(low)} is likely after {after}, which differ by "
-        f"{latency.deviation:.0%} among themselves; {then}."
+        f"{latency.deviation:.0%} among themselves; {hint}."
     )

@@ -148,19 +148,19 @@ def uncalled(
         lines = (folder / path).read_text().splitlines()
         called.update(*(re.findall(r"\w+", lines[number - 1]) for number in added))
     others: dict[tuple[str, str], range] = {}
-    says: dict[tuple[str, str], set[str]] = {}
+    names_in: dict[tuple[str, str], set[str]] = {}
     for file in files:
         for node in ast.parse((folder / file).read_bytes()).body:
             named = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 key, last = (file, node.name), node.end_lineno or node.lineno
-                others[key], says[key] = range(node.lineno, last + 1), named
+                others[key], names_in[key] = range(node.lineno, last + 1), named
             else:
                 called |= named
     while new := [key for key in others if key[1] in called]:
         for key in new:
             del others[key]
-            called |= says[key]
+            called |= names_in[key]
     return others
 
 

@@ -72,13 +72,13 @@ def compare(folder: Path) -> str:
     answers = json.loads(path.read_text())
     for request, _, _, digest in answers:
         digests.setdefault(request, set()).add(digest)
-    if unlike := [request for request, hashes in digests.items() if len(hashes) > 1]:
+    if several := [request for request, hashes in digests.items() if len(hashes) > 1]:
         raise ToolError(
-            f"{path}: expected one answer to each request, found several to {unlike}; "
+            f"{path}: expected one answer to each request, found several to {several}; "
             "this is a defect of the series"
         )
-    again = len(answers) - len(digests)
-    return f"{again} requests were sent again, and had the same answers as before."
+    repeats = len(answers) - len(digests)
+    return f"{repeats} requests were sent again, and had the same answers as before."
 
 
 def what_is_hidden(cores: int, load_average: float) -> str:

@@ -198,9 +198,9 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
     for gap in gaps(upstream, hook.scope):
         with_hook = replace(gap, width=len(inserted))
         levels = _score(hook, with_hook)
-        alike = EXACT in levels or DIFFERENT not in levels
+        is_similar = EXACT in levels or DIFFERENT not in levels
         same = len(gap.path) == len(path) and dumps(with_hook.inside) == inserted
-        if same and alike:
+        if same and is_similar:
             return True
     return False
 

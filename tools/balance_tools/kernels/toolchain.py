@@ -60,8 +60,8 @@ def find_toolchain(choice: Choice) -> Toolchain:
         raise _refusal("ASCEND_HOME_PATH", f"CANN, with {info}", "none")
     versions = {"CANN": cann[1], **python["versions"]}
     compiler = os.environ.get("CXX_COMPILER", "c++")
-    versions["cmake"] = _says("cmake", "--version").rpartition(" ")[2]
-    versions[Path(compiler).name] = _says(compiler, "-dumpfullversion", "-dumpversion")
+    versions["cmake"] = _query("cmake", "--version").rpartition(" ")[2]
+    versions[Path(compiler).name] = _query(compiler, "-dumpfullversion", "-dumpversion")
     definitions = {name: text for name, text in python.items() if name.isupper()}
     return Toolchain(
         definitions | {"ASCEND_HOME_PATH": str(home)},
@@ -82,7 +82,7 @@ def ask_python3() -> dict[str, Any]:
     The tools' own environment is not it, although make starts them from there.
     """
     try:
-        facts: dict[str, Any] = json.loads(_says("python3", "-c", PROBE))
+        facts: dict[str, Any] = json.loads(_query("python3", "-c", PROBE))
     except ValueError:
         raise ToolError(
             "python3: expected the Python that the kernels are for on PATH, found none "
@@ -91,7 +91,7 @@ def ask_python3() -> dict[str, Any]:
     return facts
 
 
-def _says(*command: str) -> str:
+def _query(*command: str) -> str:
     """The first line that a program writes; empty if it cannot be run."""
     try:
         return capture(command).text.partition("\n")[0].strip()

@@ -19,10 +19,10 @@ from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
 
-def judged_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Judged]:
+def judged_there(paths: Paths, release: str, moves: Sequence[Moved]) -> list[Judged]:
     patched = {
         name
-        for moved in every
+        for moved in moves
         for patch in moved.series.patches
         if patch.name in moved.texts
         for name in patch.header.advisories
@@ -32,12 +32,12 @@ def judged_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Jud
 
 
 def advisories_markdown(
-    paths: Paths, release: str, every: Sequence[Moved]
+    paths: Paths, release: str, moves: Sequence[Moved]
 ) -> list[str]:
     advisories, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pinned = lock.vllm.version
     before = advisories.judge(Version(pinned), patched_in(paths.root, lock))
-    after = judged_there(paths, release, every)
+    after = judged_there(paths, release, moves)
     closed = [
         new.advisory.id
         for old, new in zip(before, after, strict=True)

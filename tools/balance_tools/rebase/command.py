@@ -63,9 +63,9 @@ def _name(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
-    does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
+    functions = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
     with exclusive(paths.build / "rebase" / ".lock"):
-        return does[args.verb](paths, args)
+        return functions[args.verb](paths, args)
 
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:

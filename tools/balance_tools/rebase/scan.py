@@ -70,7 +70,7 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
 def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
-    checked = [row for row in placed if not row.wrong]
+    checked = [row for row in placed if not row.misfits]
     lines = [
         f"# The series of {PACKAGE} {pin} on {len(rows)} releases",
         "",
@@ -80,7 +80,7 @@ def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     ]
     cells = []
     for version, row in rows.items():
-        judged = judged_there(paths, version, row.every)
+        judged = judged_there(paths, version, row.moves)
         is_open = [advisory for advisory in judged if advisory.status is Status.OPEN]
         cells.append((version, row.status.label, len(is_open)))
     lines += table(("release", "status", "open advisories"), cells)
@@ -88,5 +88,5 @@ def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     for version, row in rows.items():
         for patch in row.results:
             lines += [f"- {version}, {patch.name}: {text}" for text in patch.reasons]
-        lines += [f"- {version}: {finding}" for finding in row.wrong]
+        lines += [f"- {version}: {finding}" for finding in row.misfits]
     return "\n".join(lines) + "\n"

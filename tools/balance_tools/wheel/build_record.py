@@ -76,8 +76,8 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
     # in the record are what identifies the sources.
     if head.status or changes.status or others.status:
         return None, None
-    is_told = changes.text.strip() or others.text.strip()
-    return head.text.strip(), bool(is_told or edited(root))
+    is_changed = changes.text.strip() or others.text.strip()
+    return head.text.strip(), bool(is_changed or edited(root))
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:

@@ -207,9 +207,9 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
                 f"{tree}: expected upstream's sources of this lock and patch series, "
                 "found none or those of another; run `make vendor`"
             )
-        if wrong := manifest.missing(tree) or manifest.changed(tree):
+        if edited := manifest.missing(tree) or manifest.changed(tree):
             raise ToolError(
-                f"{tree / wrong[0]}: expected what `make vendor` wrote, found it "
+                f"{tree / edited[0]}: expected what `make vendor` wrote, found it "
                 "missing or edited; refresh the edit into a patch, or run `make vendor`"
             )
         own_files = [f"{package}/{path}" for path in files_of_ours(tree)]

@@ -241,8 +241,8 @@ def _numbers(
     names = [text if text in item else AZURE.get(text, text) for text in labels]
     for label, name in zip(needed, names, strict=False):
         if name not in item:
-            has = ", ".join(map(str, item))
-            raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
+            keys = ", ".join(map(str, item))
+            raise UsageError(f"{where}: has {keys:.60} and no {label}; {EXPECTED}.")
     return map(item.get, names)
 
 

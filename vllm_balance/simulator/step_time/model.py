@@ -126,8 +126,8 @@ class CostModel:
         the mean over the ranks. The rows of a rank are its prompt tokens; with padding
         those of a rank without any are the most that another rank has.
         """
-        alike, own, shared = self.parts(loads)
-        seconds = alike + max(own)
+        common, own, shared = self.parts(loads)
+        seconds = common + max(own)
         return seconds + shared + self.c if any(loads.prefill) else seconds
 
     def parts(self, loads: Loads) -> tuple[float, Sequence[float], float]:
@@ -136,14 +136,14 @@ class CostModel:
         `c` is not among them.
         """
         prefill, decodes = loads.prefill, loads.decodes
-        alike = self.t0
+        common = self.t0
         if self.experts:
             tokens = sum(decodes) + sum(prefill)
-            alike -= self.experts * math.expm1(-tokens / self.experts_tokens)
+            common -= self.experts * math.expm1(-tokens / self.experts_tokens)
         a, context, own = self.a, self.context, self.b * (1 - self.phi)
         if not any(prefill):
             rank_pairs = zip(decodes, loads.context, strict=True)
-            return alike, [a * n + context * tokens for n, tokens in rank_pairs], 0.0
+            return common, [a * n + context * tokens for n, tokens in rank_pairs], 0.0
         seconds = [
             a * requests + context * attended_to + own * tokens
             for requests, attended_to, tokens in zip(
@@ -163,7 +163,7 @@ class CostModel:
         rows = sum(prefill)
         if self.padded:
             rows += max(prefill) * prefill.count(0)
-        return alike, seconds, self.b * self.phi * rows / len(prefill)
+        return common, seconds, self.b * self.phi * rows / len(prefill)
 
     def noisy(self, seconds: float, rng: random.Random) -> float:
         """The duration of one step that takes `seconds` on average."""
