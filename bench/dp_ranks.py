@@ -9,7 +9,7 @@ from dp_loop import LoopEngine, Trace, run_rank
 from ports import free_port
 
 QUIET_S = 120
-"""A rank that says nothing for so long hangs."""
+"""A rank without a message for so many seconds hangs."""
 
 
 class Ranks:
@@ -21,7 +21,7 @@ class Ranks:
         self.outbox = context.Queue()
         self.inboxes = [context.Queue() for _ in range(size)]
         arguments |= {"data_parallel_size": size}
-        # What its ranks look up of the model is then in memory.
+        # Caches the model's files in memory before the ranks read them.
         EngineArgs(**arguments).create_engine_config()
         port = free_port()
         self.processes = [
@@ -38,7 +38,7 @@ class Ranks:
         self.requests: dict[str, tuple[int, int]] = {}
         self.unfinished: set[str] = set()
         self.answers: list[tuple[int, list[int]]] = []
-        """Tokens of the prompt, and the answer, which is shorter if it was aborted."""
+        """Tokens of the prompt, and the answer, which is shorter after an abort."""
         for process in self.processes:
             process.start()
         for _ in range(size):
@@ -90,10 +90,7 @@ class Ranks:
         self.unfinished.discard(request_id)
 
     def call(self, method, *arguments, to=None):
-        """Calls a method of every engine core, as the front-end does, and waits.
-
-        Or of those of some ranks.
-        """
+        """Calls a method of all engine cores, or of those in `to`, and waits."""
         called = self.inboxes if to is None else [self.inboxes[rank] for rank in to]
         for inbox in called:
             inbox.put(("call", (method, arguments)))
@@ -125,7 +122,7 @@ class Ranks:
         return [reports[rank] for rank in sorted(reports)]
 
     def deaths(self, count, timeout):
-        """The tracebacks, by rank, of the next that die of an error, and have ended."""
+        """By rank the tracebacks of the next `count` ranks that die."""
         errors: dict[int, str] = {}
         while len(errors) < count:
             rank, kind, payload = self._next(timeout)
@@ -151,7 +148,7 @@ HOW = {
     # Then rows are sent before their step is computed.
     "several hosts": {"async_scheduling": False, "data_parallel_size_local": 1},
 }
-"""In which order ranks schedule, compute and send: options."""
+"""Options of the order in which ranks schedule, compute and send."""
 
 
 def loop_arguments(model, **overrides):
@@ -170,7 +167,7 @@ def loop_arguments(model, **overrides):
 
 
 def burst(ranks, rng, name, requests, aborts=False, tokens=(200, 30)):
-    """Random requests to some ranks; `tokens` are the most of prompt and answer."""
+    """Random requests to some ranks, with at most `tokens` of prompt and answer."""
     prompt, output = tokens
     busy = rng.sample(range(len(ranks.inboxes)), rng.randint(1, len(ranks.inboxes)))
     sent = []

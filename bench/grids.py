@@ -1,8 +1,7 @@
-"""What is simulated: regimes, one rank, agents, and instances of one role.
+"""The simulated cells: regimes, one rank, agents, and instances of one role.
 
-Everybody has as many API servers as ranks, which is what `vllm serve` starts, and the
-dispatch that is theirs: our policies ours, `off` and the rules of other engines that of
-vLLM 0.23.
+All have as many API servers as ranks, as with `vllm serve`. Our policies have our own
+dispatch, `off` and the rules of other engines that of vLLM 0.23.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,26 +25,26 @@ TRACES = FOLDER / "traces"
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a grid: what is run there, and what the result says of it."""
+    """A cell of a grid: its scenario and policies, and its labels in the result."""
 
     labels: Mapping[str, Any]
-    """As in the result, which a table selects cells by."""
+    """The labels in the result, by which tables select cells."""
     scenario: Scenario
-    """With a load: as it is with all slots in use."""
+    """The scenario with all slots in use, also where `load` says another load."""
     policies: Sequence[str]
     """Names of policies, or of `VARIANTS`."""
     seeds: tuple[int, ...] = (0,)
     load: float | None = None
     """Share of what `off` serves with all slots in use; None for all slots in use."""
     own_rate: float | None = None
-    """Requests per second of the trace by itself; None: they come at random."""
+    """Requests per second of the trace itself; None if requests come at random."""
 
 
-def served(limits: RankLimits, cost: CostModel, *parts: Any, **more: Any) -> Scenario:
-    """With an API server for each rank."""
+def served(limits: RankLimits, cost: CostModel, *parts: Any, **fields: Any) -> Scenario:
+    """A scenario with an API server for each rank."""
     frontend = Frontend(api_servers=limits.ranks)
-    more = {"load_balancer": AS_SERVED} | more
-    return Scenario(limits, cost, *parts, frontend, **more)
+    fields = {"load_balancer": AS_SERVED} | fields
+    return Scenario(limits, cost, *parts, frontend, **fields)
 
 
 LIMITS = "adaptive, 2 s and 100 ms"
@@ -57,7 +56,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "align, sessions kept": ("align", {"load_balancer": "session-affinity"}),
     "align, TensorRT-LLM's router": ("align", {"load_balancer": "trtllm-kv-aware"}),
 }
-"""By name, a policy that is served in another way than its own, and what differs."""
+"""By name a policy, and the fields of its scenario that differ."""
 NEAR = "off", "align", "sglang-100", "sglang23-30", "atom", "mindie-waste"
 """Rules that come near in some cell. SGLang's scripts for Ascend set 100 passes."""
 RIVALS = (
@@ -69,7 +68,7 @@ RIVALS = (
     "sglang23-30-10",
     "mindie-laxity",
 )
-"""With those that do not, which are run in the first regime and at random arrivals."""
+"""The rules that are run in the first regime and at random arrivals: all of them."""
 
 # ---- Regimes
 
@@ -83,7 +82,7 @@ class Window(NamedTuple):
     count: int
 
     def time(self, number: int) -> float:
-        """When the first, 0, or another of them comes, in seconds of the trace."""
+        """When request `number` of the window comes, in seconds of the trace."""
         return _trace(self.file).rows[self.first + number].time or 0.0
 
     def rate(self) -> float:
@@ -100,20 +99,20 @@ WINDOWS = (
     *(Window(*CONV, first, 1500) for first in (3000, 1500)),
     *(Window(*MOONCAKE, first, 600) for first in (700, 3600)),
 )
-"""No constant was chosen on them."""
+"""Windows on which no constant was chosen."""
 UNSEEN = (
     *(Window(*CODE, first, 1500) for first in (0, 3000, 4450)),
     *(Window(*CONV, first, 1500) for first in (0, 4600, 6200, 7800, 9400)),
     *(Window(*MOONCAKE, first, 600) for first in (0, 1350, 1950, 2550, 3000)),
 )
-"""On which no rule was chosen either."""
-FIRST, LONGER = WINDOWS[::2], [Window(*each, 100, 4096) for each in (CODE, CONV)]
+"""Windows on which no rule was chosen either."""
+FIRST, LONGER = WINDOWS[::2], [Window(*trace, 100, 4096) for trace in (CODE, CONV)]
 FILLING = 256
-"""Slots of a rank whose cache fills long before they are in use."""
+"""Slots of a rank whose KV cache is full long before all of them are in use."""
 KV_TOKENS = {"Azure code": 40_000, "Azure conv": 30_000, "Mooncake": 250_000}
-"""In the cache of such a rank."""
+"""Tokens of the KV cache of such a rank."""
 ACCEPTANCE = 0.85, 0.65, 0.5, 0.4, 0.3, 0.2, 0.15
-"""Assumed: upstream does not say how many drafts are accepted."""
+"""Assumed acceptance rates by position of the draft: upstream names none."""
 
 
 @cache
@@ -122,7 +121,7 @@ def _trace(file: str) -> Trace:
 
 
 class Regime(NamedTuple):
-    """How the ranks of a cell on traces are."""
+    """The ranks, loads and policies of cells on traces."""
 
     ranks: int = 8
     slots: int = 32
@@ -132,8 +131,8 @@ class Regime(NamedTuple):
     windows: Sequence[Window] = FIRST
     loads: Sequence[float | None] = (None, 0.9)
     policies: Sequence[str] = ("adaptive", LIMITS, *NEAR)
-    more: Mapping[str, Any] = {}
-    """What else differs in the scenario."""
+    changes: Mapping[str, Any] = {}
+    """Further fields of the scenario."""
 
     def scenario(self, window: Window) -> Scenario:
         """A window with all slots in use: twice as many requests are in flight."""
@@ -149,7 +148,7 @@ class Regime(NamedTuple):
             self.cost,
             Workload(window.count, trace=TRACES / window.file, timed_trace=timed),
             ClientTraffic(max_concurrency=in_flight),
-            **self.more,
+            **self.changes,
         )
 
 
@@ -167,15 +166,15 @@ REGIMES = {
     "2 ranks, 256 slots, caches that fill": Regime(2, 256),
     "4 ranks, 256 slots, caches that fill": Regime(4, 256),
     "8 ranks, 256 slots, caches that fill": Regime(8, 256),
-    "asynchronous scheduling": Regime(more={"async_scheduling": True}),
+    "asynchronous scheduling": Regime(changes={"async_scheduling": True}),
     "three drafts": Regime(drafts=3),
     "steps of 2,048": Regime(step=2048),
     "steps of 32,768": Regime(step=32_768),
     "phi 0": Regime(cost=DEEPSEEK_V3_1),
     "phi 0.5, padded": Regime(cost=replace(DEEPSEEK_V3_1, phi=0.5, padded=1)),
-    "skewed by a router outside": Regime(more={"load_balancer": "skewed"}),
+    "skewed by a router outside": Regime(changes={"load_balancer": "skewed"}),
 }
-"""By name; what it does not say is as in the first."""
+"""Regimes by name."""
 
 FIXED = Workload(2048, "3500", "normal:1500:0.015")
 CHAT = Workload(2048, "lognormal:600:1:8000", "lognormal:300:0.8:4000")
@@ -199,7 +198,7 @@ def on_windows(name: str, regime: Regime) -> Iterator[Cell]:
 
 
 def unseen() -> Iterator[Cell]:
-    """As the first regime, on windows that nothing was judged by."""
+    """The first regime on windows that were not used for any choice."""
     yield from on_windows("unseen windows", Regime(windows=UNSEEN))
 
 
@@ -227,7 +226,7 @@ def regimes() -> Iterator[Cell]:
 
 
 def one_rank() -> Iterator[Cell]:
-    """Windows of traces by what leaving the graph for a prompt costs, and by slots."""
+    """Windows of traces, by what leaving the graph for a prompt costs, and by slots."""
     loads = None, 0.6, 0.9
     for c in (0.0, 0.034, 0.11):
         for slots in (16, 64, FILLING):
@@ -258,14 +257,14 @@ AGENTX, AIPERF = "agentx/held_out.jsonl", "aiperf.jsonl"
 
 
 def of_agents(
-    per_rank: int, shared: int = 0, trace: str = AGENTX, **more: Any
+    per_rank: int, shared: int = 0, trace: str = AGENTX, **fields: Any
 ) -> Scenario:
-    """So many sessions at a time for each of 8 ranks with 1 M tokens each.
+    """`per_rank` concurrent sessions on each of 8 ranks, with a KV cache of 1 M tokens.
 
-    `shared` are tokens that all prompts have.
+    All prompts begin with `shared` equal tokens.
     """
     sessions = per_rank * 8
-    blocks = None if more.get("role") == "decode" else 1_000_000 // BLOCK_SIZE
+    blocks = None if fields.get("role") == "decode" else 1_000_000 // BLOCK_SIZE
     workload = Workload(
         21 * sessions,
         trace=TRACES / trace,
@@ -274,11 +273,11 @@ def of_agents(
     )
     traffic = ClientTraffic(max_concurrency=sessions)
     limits, cost = RankLimits(8, 16, 8192, blocks), PRESETS["a3-dp4-tp4"]
-    return served(limits, cost, workload, traffic, **more)
+    return served(limits, cost, workload, traffic, **fields)
 
 
 def agents() -> Iterator[Cell]:
-    """Sessions by number, and with what all share; then the instances of one role."""
+    """Cells of sessions, by number and shared tokens; then instances of one role."""
     for per_rank, shared in ((2, 0), (4, 0), (8, 0), (4, 15_000)):
         labels = {"role": "both", "of": "agents", "ranks": 8, "load": per_rank * 8}
         labels |= {"shared": shared}
@@ -291,7 +290,7 @@ def agents() -> Iterator[Cell]:
         ("prefill", Window(*MOONCAKE, 1200, 1500), "a3-dp4-tp4", 4),
         ("prefill", Window(*CONV, 7000, 1500), "a3-dp16-tp1", 16),
     ):
-        regime = Regime(ranks, 48, cost=PRESETS[preset], more={"role": role})
+        regime = Regime(ranks, 48, cost=PRESETS[preset], changes={"role": role})
         for load in (0.5, 0.9):
             labels = {"role": role, "of": window.trace, "ranks": ranks, "load": load}
             scenario, rate = regime.scenario(window), window.rate()
@@ -302,7 +301,7 @@ def agents() -> Iterator[Cell]:
 
 
 def aiperf() -> Iterator[Cell]:
-    """Sessions that AIPerf has synthesized."""
+    """Cells of sessions that AIPerf has synthesized."""
     labels = {"role": "both", "of": "agents", "ranks": 8, "load": 32, "shared": 0}
     yield Cell(labels, of_agents(4, trace=AIPERF), ON_AGENTS, (0, 1, 2))
 
@@ -314,4 +313,4 @@ GRIDS: dict[str, Callable[[], Iterator[Cell]]] = {
     "agents": agents,
     "aiperf": aiperf,
 }
-"""By the name of the result."""
+"""Grids, by the name of the result."""

@@ -37,17 +37,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def rent(step: float = 0.06, full: float = 1.0) -> Figure:
-    """What `adaptive` weighs while prompts come to one rank after another.
+    """Rent and waste in `adaptive` while prompts come to one rank after another.
 
     On four ranks with 32 requests each: a decode step takes 60 ms, a full step of
     prompts a second more, and each prompt is half of one.
     """
     policy = Adaptive()
     row = Row(*[0] * len(Row._fields))._replace(running=32, decoding=32)
-    times, rents, wastes, came = [], [], [], [0.5, 1.5, 2.5]
+    times, rents, wastes, arrivals = [], [], [], [0.5, 1.5, 2.5]
     for number in range(-600, 200):
         now, learning = number * step, number < 0 and number % 20 == 0
-        ages = [now - at for at in came if now > at] if number >= 0 else []
+        ages = [now - at for at in arrivals if now > at] if number >= 0 else []
         seconds = step + full / 2 * learning
         rows = [row._replace(step_time_us=int(1e6 * seconds)) for _ in range(4)]
         rows[0] = rows[0]._replace(prefill_tokens=4096 * learning)
@@ -80,7 +80,7 @@ def rent(step: float = 0.06, full: float = 1.0) -> Figure:
 # ---- What ranks do with each policy
 
 RANKS, BEGIN, SECONDS = 4, 38.0, 10.0
-"""The seconds that are shown; prompts of the first are of some time before."""
+"""The ranks, the first second that is shown, and how many are."""
 SHOWN = Scenario(
     RankLimits(RANKS, 32, 8192),
     replace(DEEPSEEK_V3_1, phi=0.3),
@@ -127,12 +127,12 @@ def bands(policy: str) -> str:
     title = f"{policy}: {computed:,} tokens of prompts computed in {with_prompt} of "
     title += f"{len(shown)} steps, {tokens:,} tokens generated"
     parts = [f'<text x="{LEFT}" y="14" font-weight="bold">{title}</text>']
-    at = LEFT
+    legend_x = LEFT
     for name, colour in COLOURS.items():
-        parts.append(f'<path fill="{colour}" d="M{at} 24h10v10h-10z"/>')
-        parts.append(f'<text x="{at + 14}" y="33">{name}</text>')
+        parts.append(f'<path fill="{colour}" d="M{legend_x} 24h10v10h-10z"/>')
+        parts.append(f'<text x="{legend_x + 14}" y="33">{name}</text>')
         parts.append(f'<path fill="{colour}" d="{"".join(boxes[name])}"/>')
-        at += 34 + 6 * len(name)
+        legend_x += 34 + 6 * len(name)
     for rank in range(RANKS):
         parts.append(f'<text x="0" y="{57 + rank * HEIGHT}">rank {rank}</text>')
     for second in range(int(SECONDS)):
@@ -142,9 +142,9 @@ def bands(policy: str) -> str:
 
 
 LEFT, TOP, HEIGHT, PER_SECOND = 60, 44, 22, 94
-"""In pixels."""
+"""The layout in pixels."""
 GAP = 0.001
-"""Seconds between two steps, which are seen apart so."""
+"""Seconds that are left blank between two steps."""
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 150" role="img">'
     "<style>text{{font:12px sans-serif;fill:#222}}</style>"
@@ -153,7 +153,7 @@ SVG = (
 
 
 def box(rank: int, start: float, seconds: float) -> str:
-    """Some time of a rank, as part of a path; what is too short is not seen."""
+    """A rank's box of some seconds, as part of a path; empty if it is too short."""
     last = min(start + seconds, SECONDS)
     width = PER_SECOND * (last - start)
     if width < 0.1:
@@ -185,10 +185,10 @@ def over_load(results: Path = ROOT / "bench" / "results") -> Figure:
         layout="constrained",
         squeeze=False,
     )
-    for column, ((trace,), found) in enumerate(by_trace.items()):
+    for column, ((trace,), of_trace) in enumerate(by_trace.items()):
         axes[0][column].set_title(trace)
         for row, (title, name) in enumerate(ROWS.items()):
-            lines(axes[row][column], found, name)
+            lines(axes[row][column], of_trace, name)
             if column == 0:
                 axes[row][0].set_ylabel(title)
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -233,11 +233,11 @@ def draw(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    every = [*PLOTS, *BANDS]
+    all_names = [*PLOTS, *BANDS]
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
-    names = parser.parse_args().names or every
-    if unknown := sorted({*names} - {*every}):
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(all_names))
+    names = parser.parse_args().names or all_names
+    if unknown := sorted({*names} - {*all_names}):
         parser.error(f"{', '.join(unknown)}: no such picture")
     for name in names:
         draw(name, ROOT / "docs" / "pictures")

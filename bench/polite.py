@@ -5,10 +5,10 @@
     build/env/reference/bin/python bench/polite.py [--rounds N]
 
 Each round serves `off`, then `adaptive`, on two emulated ranks, and polite clients ask
-for answers of 4 and of 32 tokens, alone and beside one client of eight connections.
-What that sends is nothing but large, and within the limits of docs/reference.md; with
-`--hostile usual` it is as usual as the polite, which tells what part the machine has.
-Answers of one token come first, which tell what is made once. Three rounds take 20 min.
+for answers of 4 and of 32 tokens, alone and beside one client of eight connections. Its
+requests are large, but within the limits of docs/reference.md; `--hostile usual` sends
+usual ones instead, which shows how much of the wait is the machine's. Answers of one
+token come first, as a warm-up. Three rounds take 20 min.
 """
 
 import argparse
@@ -42,7 +42,7 @@ READY_S = 600.0
 
 
 def enum(size):
-    """A schema of words, as long as that."""
+    """A schema of words, of `size` bytes."""
     words = [f"word{i:07d}" for i in range(size // 15)]
     return {"prompt": "a", "structured_outputs": {"json": {"enum": words}}}
 
@@ -65,16 +65,16 @@ def serving(model, policy):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     vllm = str(Path(sys.executable).with_name("vllm"))
-    words = f"serve {model} --port {port} {OPTIONS} --data-parallel-balance {policy}"
-    with Server([vllm, *words.split()], model.parent / "log", os.environ) as server:
+    command = f"serve {model} --port {port} {OPTIONS} --data-parallel-balance {policy}"
+    with Server([vllm, *command.split()], model.parent / "log", os.environ) as server:
         server.start()
         server.wait_until_ready(Endpoint(url), READY_S)
         yield url
 
 
 async def phase(url, tokens, hostile):
-    """What each polite request took, and what the others were answered."""
-    took, statuses = [], Counter()
+    """Seconds of each polite request, and the others' answers by status."""
+    seconds, statuses = [], Counter()
     polite = {"prompt": [5] * 20, "max_tokens": tokens, "ignore_eos": True}
 
     async def be_polite(rng):
@@ -82,7 +82,7 @@ async def phase(url, tokens, hostile):
             await asyncio.sleep(rng.expovariate(2))
             start = time.monotonic()
             assert await ask(json.dumps(polite).encode()) == 200
-            took.append(time.monotonic() - start)
+            seconds.append(time.monotonic() - start)
 
     async def be_hostile(first):
         for body in itertools.islice(itertools.cycle(hostile), first, None):
@@ -96,39 +96,39 @@ async def phase(url, tokens, hostile):
             await answer.read()
             return answer.status
 
-    how = {"headers": {"Content-Type": "application/json"}}
-    async with aiohttp.ClientSession(url, **how) as session:
+    options = {"headers": {"Content-Type": "application/json"}}
+    async with aiohttp.ClientSession(url, **options) as session:
         clients = [be_polite(random.Random(i)) for i in range(POLITE_CLIENTS)]
         clients += [be_hostile(i) for i in range(CONNECTIONS) if hostile]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*clients), SECONDS)
-    return took, statuses
+    return seconds, statuses
 
 
 def main():
-    """Prints the medians of rounds, and the ratio of each."""
+    """Prints the medians of the rounds, and each round's ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hostile", choices=HOSTILE, default="large")
-    of = parser.parse_args()
+    options = parser.parse_args()
     bodies = [
-        json.dumps({"max_tokens": 4} | each).encode() for each in HOSTILE[of.hostile]
+        json.dumps({"max_tokens": 4} | b).encode() for b in HOSTILE[options.hostile]
     ]
     rows, statuses = defaultdict(list), Counter()
     with tempfile.TemporaryDirectory() as name:
         model = tiny_models.make("moe", Path(name))
-        for _, policy in itertools.product(range(of.rounds), POLICIES):
+        for _, policy in itertools.product(range(options.rounds), POLICIES):
             with serving(model, policy) as url:
                 for hostile, tokens in itertools.product(((), bodies), (1, 4, 32)):
-                    took, told = asyncio.run(phase(url, tokens, hostile))
-                    statuses += told
-                    rows[policy, tokens, bool(hostile)].append(took)
+                    seconds, counts = asyncio.run(phase(url, tokens, hostile))
+                    statuses += counts
+                    rows[policy, tokens, bool(hostile)].append(seconds)
     print(f"the one client was told {dict(statuses)}")
-    for policy, tokens, at in itertools.product(POLICIES, (4, 32), (50, 95)):
+    for policy, tokens, rank in itertools.product(POLICIES, (4, 32), (50, 95)):
         alone, beside = (
             [
-                statistics.quantiles(took, n=100)[at - 1]
-                for took in rows[policy, tokens, is_beside]
+                statistics.quantiles(seconds, n=100)[rank - 1]
+                for seconds in rows[policy, tokens, is_beside]
             ]
             for is_beside in (False, True)
         )
@@ -136,7 +136,9 @@ def main():
         medians = "{:.3f} s alone, {:.3f} s beside".format(
             *map(statistics.median, (alone, beside))
         )
-        print(f"{policy}, {tokens} tokens, {at} % within {medians}, by rounds {ratios}")
+        print(
+            f"{policy}, {tokens} tokens, {rank} % within {medians}, by rounds {ratios}"
+        )
 
 
 if __name__ == "__main__":

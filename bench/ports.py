@@ -1,4 +1,4 @@
-"""Ports for what listens on this machine."""
+"""Finds free ports of this machine."""
 
 import contextlib
 import random
@@ -6,9 +6,9 @@ import socket
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on.
+    """A free port of the loopback interface.
 
-    Below the ephemeral ones, of which a connection may take any before it is used.
+    It is below the ephemeral ports, any of which a connection may take meanwhile.
     """
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with contextlib.suppress(OSError), socket.socket() as probe:

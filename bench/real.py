@@ -52,10 +52,10 @@ MEASURED = (
     "vllm_balance/core",
     "vllm_balance/reference",
 )
-"""Sources without which requests would have taken another time."""
+"""The sources on which the times of requests depend."""
 POLICIES = ("off", "cap", "align", "adaptive")
 MINUTES = 10.0
-"""Of a cell."""
+"""Duration of a cell."""
 
 
 class Window(NamedTuple):
@@ -64,8 +64,8 @@ class Window(NamedTuple):
     file: str
     first: int
     divisor: int
-    """Of prompts and answers: a core is slower than an accelerator by more. The text
-    of a prompt encodes to more tokens than it was made of, see `write_sent`."""
+    """By which prompt and answer tokens are divided, as a core is slower than an
+    accelerator. The text of a prompt has more tokens in the end: see `write_sent`."""
 
 
 DRAWN = "80–720 → 10–86"
@@ -75,18 +75,18 @@ WINDOWS = {
     "Mooncake": Window("mooncake_conversation.jsonl", 700, 32),
 }
 REQUESTS = 256
-"""Of a load, which are sent again when all were."""
+"""Requests of a load, which are sent again when all were."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
-"""Tokens of a hash id here and there, and how exact its times are."""
+"""Tokens of a hash id here and in Mooncake's trace, whose times are that coarse."""
 DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
 
 
 class Cell(NamedTuple):
-    """One place of the table."""
+    """A cell of the table: a load, and how it is served."""
 
     of: str = DRAWN
-    """Lengths: drawn, or of a trace."""
+    """Where the lengths come from: drawn, or a trace."""
     load: float | None = None
     """Share of what `off` serves with all slots in use; None for all slots in use."""
     asynchronous: bool = False
@@ -95,7 +95,6 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Its name."""
         of = "drawn" if self.of == DRAWN else self.of.replace(" ", "-").lower()
         load = "all" if self.load is None else f"{100 * self.load:.0f}"
         scheduling = "async" if self.asynchronous else "sync"
@@ -103,7 +102,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """All, the most telling first."""
+    """All cells, the most telling first."""
     yield Cell(asynchronous=True)
     yield Cell()
     yield Cell(dense_layers=0, asynchronous=True)
@@ -132,10 +131,10 @@ class Row(NamedTuple):
 
 
 def rows_of(window: Window, count: int) -> list[Row]:
-    """The requests of a window; those of Azure have nothing in common."""
+    """The requests of a window; those of Azure share no prefix."""
     text = (TRACES / window.file).read_text(encoding="utf-8").splitlines()
     if window.file.endswith(".csv"):
-        found = [
+        requests = [
             Row(
                 datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
                 int(row["ContextTokens"]),
@@ -146,9 +145,9 @@ def rows_of(window: Window, count: int) -> list[Row]:
         ][window.first : window.first + count]
         return [
             row._replace(hash_ids=list(range(1000 * number, 1000 * (number + 1))))
-            for number, row in enumerate(found)
+            for number, row in enumerate(requests)
         ]
-    spread = random.Random(0)  # its times are whole multiples
+    spread = random.Random(0)  # spreads the coarse times
     names = "input_length", "output_length", "hash_ids"
     lines = map(json.loads, text[window.first : window.first + count])
     return sorted(
@@ -161,7 +160,7 @@ def rows_of(window: Window, count: int) -> list[Row]:
 
 
 def write_trace(path: Path, window: Window, count: int, rate: float) -> None:
-    """A file for `timed_trace`: divided lengths, and times of so many per second."""
+    """Writes a file for `timed_trace`: divided lengths, `rate` requests per second."""
     rows = rows_of(window, count)
     begin, end = rows[0].time, rows[-1].time
     slower = (count - 1) / rate / (end - begin)
@@ -179,15 +178,15 @@ def write_trace(path: Path, window: Window, count: int, rate: float) -> None:
 
 
 def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) -> None:
-    """The trace as it was sent: the server counts more tokens in each prompt.
+    """Writes the trace as it was sent: the server counts more tokens in each prompt.
 
-    vLLM's client makes text of random tokens, and other tokens are made of the text.
+    vLLM's client sends random tokens as text, which the server encodes to others.
 
     Args:
-        path: the file.
-        trace: as it was meant.
-        lengths: tokens of prompt and answer, by the number of the request; what was not
-            sent is left out.
+        path: the file to write.
+        trace: the trace that was given to the client.
+        lengths: tokens of prompt and answer by the number of the request; requests
+            that are not in it are left out.
     """
     rows = map(json.loads, trace.read_text(encoding="utf-8").splitlines())
     lines = []
@@ -195,8 +194,8 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
         if number in lengths:
             prompt, answer = lengths[number]
             ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
-            each = math.ceil(chunks / len(ids))
-            longer = [each * x + part for x in ids for part in range(each)][:chunks]
+            count = math.ceil(chunks / len(ids))
+            longer = [count * x + part for x in ids for part in range(count)][:chunks]
             sent = {"input_length": prompt, "output_length": answer}
             lines.append(json.dumps({**row, **sent, "hash_ids": longer}) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
@@ -206,7 +205,7 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
 
 
 class Bench:
-    """Runs cells, and keeps what they say."""
+    """Runs cells, and keeps their results."""
 
     def __init__(
         self, python: Path, folder: Path, rank_count: int, servers: int, minutes: float
@@ -221,8 +220,8 @@ class Bench:
         name = re.sub(r"\W+", "-", ranks.machine().lower())
         return RESULTS / f"real-{name}-{self.ranks}-ranks-{self.servers}-servers.json"
 
-    def known(self) -> dict[str, dict[str, Any]]:
-        """The cells that were measured with the sources of now, by their names."""
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """By name the cells that were measured with the current sources."""
         if not self.result.exists():
             return {}
         head = json.loads(self.result.read_text(encoding="utf-8"))
@@ -231,15 +230,14 @@ class Bench:
         return {cell["name"]: cell for cell in head["cells"] if cell.get("blocks")}
 
     def served(self, cell: Cell) -> Served:
-        """How a cell is served."""
-        more = ("--speculative-config", json.dumps(NGRAM)) if cell.drafts else ()
-        return Served(self.ranks, cell.asynchronous, self.servers, more)
+        options = ("--speculative-config", json.dumps(NGRAM)) if cell.drafts else ()
+        return Served(self.ranks, cell.asynchronous, self.servers, options)
 
     def make(self, cell: Cell) -> dict[str, Any] | None:
         """Runs a cell; None if it needs one that was not run."""
-        rate, known = 1.0, self.known()
+        rate, measured = 1.0, self.measured()
         if cell.load is not None:
-            full = known.get(cell._replace(load=None).folder)
+            full = measured.get(cell._replace(load=None).folder)
             if full is None:
                 return None
             rate = cell.load * 1e3 * self.clients / full["policies"]["off"][JUDGED]
@@ -255,21 +253,21 @@ class Bench:
             load = ranks.replayed(trace, REQUESTS, CHUNK, clients)
         models = self.folder / "models" / f"dense{cell.dense_layers}"
         model = ranks.make_model(self.python, models, cell.dense_layers)
-        served, least = self.served(cell), f"{self.minutes:g}"
+        served, minutes = self.served(cell), f"{self.minutes:g}"
         ranks.run_trial(
             *(self.python, path / "trial", model, load, served, POLICIES),
-            *(self.minutes, ("--least-minutes", least), False),
+            *(self.minutes, ("--least-minutes", minutes), False),
         )
         answers = json.loads((path / "trial/answers.json").read_text("utf-8"))
         if cell.of != DRAWN:
             sent = path / "sent.jsonl"
-            lengths = {request: (one, other) for request, one, other, _ in answers}
+            lengths = {number: tuple(tokens) for number, *tokens, _ in answers}
             write_sent(sent, trace, lengths)
             load = ranks.replayed(sent, len(lengths), CHUNK, clients)
         predicted = None
         if not cell.drafts:  # the simulator would have to know which are accepted
-            found = ranks.predict(self.python, path / "trial", load, served, POLICIES)
-            predicted = {name: found[name] / found["off"] for name in POLICIES}
+            times = ranks.predict(self.python, path / "trial", load, served, POLICIES)
+            predicted = {name: times[name] / times["off"] for name in POLICIES}
         return self._summary(cell, answers, predicted)
 
     def _summary(
@@ -280,9 +278,9 @@ class Bench:
     ) -> dict[str, Any]:
         report = ranks.report_of(self.folder / cell.folder / "trial")
         policies = {}
-        for name, found in report["policies"].items():
-            policies[name] = dict(found["mean"])
-            if ratio := found.get("ratios", {}).get(JUDGED):
+        for name, figures in report["policies"].items():
+            policies[name] = dict(figures["mean"])
+            if ratio := figures.get("ratios", {}).get(JUDGED):
                 policies[name]["ratio"] = [
                     ratio[end] for end in ("mean", "low", "high")
                 ]
@@ -291,8 +289,8 @@ class Bench:
         names += "exchange_us", "learned_seconds", "carry_over"
         return {
             **{"name": cell.folder, **cell._asdict(), "divided by": divisor},
-            "prompt": round(statistics.fmean(each[1] for each in answers)),
-            "answer": round(statistics.fmean(each[2] for each in answers)),
+            "prompt": round(statistics.fmean(answer[1] for answer in answers)),
+            "answer": round(statistics.fmean(answer[2] for answer in answers)),
             **{name: rounded(report[name]) for name in names},
             **{"policies": rounded(policies), "predicted": rounded(predicted)},
             "versions": report["versions"],
@@ -300,7 +298,7 @@ class Bench:
 
     def write(self, cell: dict[str, Any]) -> None:
         """Writes the result with one more cell, and fills the tables."""
-        known = {**self.known(), cell["name"]: cell}
+        measured = {**self.measured(), cell["name"]: cell}
         head = {
             **{"machine": ranks.machine(), "made": date.today().isoformat()},
             **{"ranks": self.ranks, "API servers": self.servers, "layers": LAYERS},
@@ -308,8 +306,8 @@ class Bench:
             **{"versions": cell["versions"], "sources": sources()},
         }
         rows = [
-            known.get(each.folder, {"name": each.folder, **each._asdict(), **NOT_RUN})
-            for each in cells()
+            measured.get(c.folder, {"name": c.folder, **c._asdict(), **NOT_RUN})
+            for c in cells()
         ]
         lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
         text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
@@ -323,11 +321,11 @@ JUDGED = "mean_e2el_ms"
 
 
 def rounded(value: Any) -> Any:
-    """To five digits, wherever there are fractions."""
+    """The value with all fractions rounded to five digits."""
     if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -351,7 +349,7 @@ T95_OF_TWO = 4.303
 
 
 def against(bench: Bench, checkout: Path, pairs: int) -> None:
-    """Compares how wide intervals are after as long a time, and writes it.
+    """Compares the widths of intervals after equal times, and writes them.
 
     Raises:
         ToolError: the checkout has no environment.
@@ -368,7 +366,7 @@ def against(bench: Bench, checkout: Path, pairs: int) -> None:
     model = ranks.make_model(bench.python, bench.folder / "models" / "demo")
     served = Served(bench.ranks)
     load = ranks.drawn(REQUESTS, bench.clients, 400, 24, 0.8)
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     minutes = 0.0
     for number in range(pairs):
         pair: dict[str, float] = {}
@@ -376,45 +374,45 @@ def against(bench: Bench, checkout: Path, pairs: int) -> None:
             begin, out = time.monotonic(), folder / f"{number}-{which}"
             if which == "old":
                 paths = {**os.environ, "PYTHONPATH": str(checkout.absolute() / "tools")}
-                words = [sys.executable, "-c", OLD_TRIAL, old, out.absolute(), model]
-                subprocess.run([*map(str, words)], env=paths, check=True)
+                command = [sys.executable, "-c", OLD_TRIAL, old, out.absolute(), model]
+                subprocess.run([*map(str, command)], env=paths, check=True)
                 ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
                 half = T95_OF_TWO * ratio["deviation"] / math.sqrt(ratio["rounds"])
                 low, high = (ratio["mean"] * math.exp(x) for x in (-half, half))
             else:
-                more = ("--least-minutes", f"{minutes:g}")
+                options = ("--least-minutes", f"{minutes:g}")
                 ranks.run_trial(
                     *(bench.python, out, model, load, served, ("off", "adaptive")),
-                    *(minutes, more, False),
+                    *(minutes, options, False),
                 )
                 ratio = ranks.report_of(out)["policies"]["adaptive"]["ratios"][JUDGED]
                 low, high = ratio["low"], ratio["high"]
-            lasts = (time.monotonic() - begin) / 60
-            # What a server takes to start is no time of the trial.
-            minutes = minutes or lasts - START_MINUTES
-            pair |= {f"{which} minutes": lasts, f"{which} ratio": ratio["mean"]}
+            duration = (time.monotonic() - begin) / 60
+            # The trial's minutes do not include the start of its server.
+            minutes = minutes or duration - START_MINUTES
+            pair |= {f"{which} minutes": duration, f"{which} ratio": ratio["mean"]}
             pair |= {f"{which} half width": math.log(high / low) / 2}
-        found.append(rounded(pair))
-        print(found[-1], flush=True)
+        results.append(rounded(pair))
+        print(results[-1], flush=True)
         head = {"machine": ranks.machine(), "made": date.today().isoformat()}
-        text = json.dumps({**head, "pairs": found}, indent=1, ensure_ascii=False)
+        text = json.dumps({**head, "pairs": results}, indent=1, ensure_ascii=False)
         path.write_text(f"{text}\n", encoding="utf-8")
-    widths = ([p[f"{which} half width"] for p in found] for which in ("new", "old"))
-    new, old_width = (statistics.fmean(each) for each in widths)
+    widths = ([p[f"{which} half width"] for p in results] for which in ("new", "old"))
+    new, old_width = (statistics.fmean(values) for values in widths)
     print(f"half width: {new:.3f}, was {old_width:.3f}: {new / old_width:.2f} of it")
 
 
 START_MINUTES = 0.7
-"""That a server takes to start, which is the same for both."""
+"""How long a server takes to start, which is the same for both."""
 
 
 def sources() -> str:
-    """Twelve digits, others when balance scheduling or what computes is."""
-    return code_hash(*(ROOT / each for each in MEASURED))
+    """A hash of balance scheduling and of the code that computes."""
+    return code_hash(*(ROOT / folder for folder in MEASURED))
 
 
 def main() -> int:
-    """Run what is missing."""
+    """Runs the cells that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--minutes", type=float, default=MINUTES, help="of a cell (default: 10)")
@@ -438,17 +436,17 @@ def main() -> int:
             against(bench, options.against, options.pairs)
             return 0
         for cell in cells():
-            if cell.folder in bench.known() or not re.search(
+            if cell.folder in bench.measured() or not re.search(
                 options.cells, cell.folder
             ):
                 continue
             print(f"{datetime.now():%H:%M} {cell.folder}", flush=True)
-            found = bench.make(cell)
-            if found is None:
+            result = bench.make(cell)
+            if result is None:
                 print(f"{cell.folder}: needs the cell with all slots in use first")
                 continue
-            bench.write(found)
-        print(f"{bench.result}: has {len(bench.known())} of {len([*cells()])} cells")
+            bench.write(result)
+        print(f"{bench.result}: has {len(bench.measured())} of {len([*cells()])} cells")
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -4,11 +4,11 @@
 
     python bench/simulated.py [RESULT ...] [--jobs 2] [--minutes N] [--tables]
 
-Any Python with tqdm does, PyPy is five times as fast; vLLM need not be installed, for
-the simulator of this tree is run. Runs that have ended are kept in build/bench, by the
-sources that they were made with: if it is stopped, it goes on where it was. A result is
-written to bench/results once none of its runs is missing; with PyPy all of them take
-ten minutes on two idle cores. `grids.py` says what is run, `tables.py` what is shown.
+It runs the simulator of this tree with any Python that has tqdm, and no vLLM; PyPy is
+five times as fast. Runs that have ended are kept in build/bench, by the hash of the
+sources, so that it can be stopped and run again to go on. A result is written to
+bench/results once none of its runs is missing; with PyPy all of them take ten minutes
+on two idle cores. `grids.py` defines the runs, `tables.py` the tables.
 """
 
 import argparse
@@ -51,13 +51,13 @@ MEASURED = (
     "p99_ttft_ms",
     "mean_e2el_ms",
 )
-"""Of `Metrics`, of the whole run."""
+"""Fields of `Metrics` over the whole run."""
 
 Figures = dict[str, float]
 
 
 class Task(NamedTuple):
-    """One run."""
+    """A run of the simulator."""
 
     scenario: Scenario
     policy: str
@@ -65,7 +65,7 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for the same run, in whatever cell and folder it is wanted."""
+        """A hash that is equal for equal runs of any cell, in any folder."""
         named = repr(self).replace(f"{ROOT}/", "")
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
@@ -75,8 +75,8 @@ def execute(task: Task) -> tuple[str, Figures]:
     run = scenario.simulate(
         *task, controllers=CONTROLLERS, routers={**LOAD_BALANCERS, **ROUTERS}
     )
-    found = measure(run)
-    measured = {name: getattr(found, name) for name in MEASURED}
+    metrics = measure(run)
+    measured = {name: getattr(metrics, name) for name in MEASURED}
     # A prefill instance has no time between tokens.
     figures = {n: round(v, 2) for n, v in measured.items() if v is not None}
     for name, (ttft, tpot) in tables.LIMITS.items():
@@ -101,7 +101,7 @@ def served_rate(run: loop.Run) -> float:
 
 
 def sources_hash() -> str:
-    """Of what a run is made with: what decides, and the simulator."""
+    """A hash of the policies and of the simulator."""
     return code_hash(CORE, Path(loop.__file__).parent)
 
 
@@ -109,103 +109,103 @@ class Runs:
     """The figures of runs, kept in a file with a line of JSON each."""
 
     def __init__(self, folder: Path, jobs: int, minutes: float) -> None:
-        """Reads the runs that these sources have made.
+        """Reads the runs of these sources.
 
-        `jobs` processes make others; after `minutes` none is begun.
+        `jobs` processes make the missing ones; after `minutes` none is begun.
         """
         self.path = folder / f"{sources_hash()}.jsonl"
         self._jobs = jobs
         self._end = time.monotonic() + 60 * minutes
-        self._known: dict[str, Figures] = {}
+        self._figures: dict[str, Figures] = {}
         if self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 try:
                     key, figures = json.loads(line)
                 except ValueError:
                     continue  # what was being written when a run was killed
-                self._known[key] = figures
+                self._figures[key] = figures
 
     def __getitem__(self, task: Task) -> Figures:
-        return self._known[task.key]
+        return self._figures[task.key]
 
     def make(self, title: str, tasks: Iterable[Task]) -> bool:
-        """Makes those that are missing, until the time is over; whether all are."""
-        missing = {task.key: task for task in tasks if task.key not in self._known}
+        """Makes the missing runs until the time is over; whether none is missing."""
+        missing = {task.key: task for task in tasks if task.key not in self._figures}
         if not missing:
             return True
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            self.path.open("a", encoding="utf-8") as kept,
+            self.path.open("a", encoding="utf-8") as file,
             multiprocessing.Pool(self._jobs) as pool,
             tqdm(desc=title, total=len(missing), unit="run", mininterval=2) as bar,
         ):
-            kept.write("\n")  # ends what a killed run may have left
+            file.write("\n")  # ends what a killed run may have left
             for key, figures in pool.imap_unordered(execute, missing.values()):
-                self._known[key] = figures
-                kept.write(json.dumps([key, figures]) + "\n")
-                kept.flush()
+                self._figures[key] = figures
+                file.write(json.dumps([key, figures]) + "\n")
+                file.flush()
                 bar.update()
                 if time.monotonic() > self._end:
                     break
-        return missing.keys() <= self._known.keys()
+        return missing.keys() <= self._figures.keys()
 
 
 def capacity(cell: Cell) -> Task:
-    """The run that tells the rate of a cell with a load."""
+    """The run whose served rate is 100 % of the load of a cell."""
     return Task(cell.scenario, "off", cell.seeds[0])
 
 
 def tasks(cell: Cell, runs: Runs) -> dict[str, list[Task]]:
-    """By policy, a run for each seed."""
-    what = cell.scenario
+    """By policy the runs, one for each seed."""
+    base = cell.scenario
     if cell.load is not None:
         rate = round(cell.load * runs[capacity(cell)]["requests_per_s"], 4)
         traffic = ClientTraffic(request_rate=rate)
         if cell.own_rate is not None:
             faster = rate / cell.own_rate
             traffic = ClientTraffic(self_timed=True, rate_multiplier=faster)
-        what = replace(what, traffic=traffic)
-    found = {}
+        base = replace(base, traffic=traffic)
+    by_policy = {}
     for name in cell.policies:
         policy, changes = VARIANTS.get(name, (name, {}))
-        served = replace(what, **changes)
-        found[name] = [Task(served, policy, seed) for seed in cell.seeds]
-    return found
+        served = replace(base, **changes)
+        by_policy[name] = [Task(served, policy, seed) for seed in cell.seeds]
+    return by_policy
 
 
 def summary(cell: Cell, runs: Runs) -> dict[str, Any]:
-    """Labels, and by policy the mean of each figure."""
+    """A cell's labels, and by policy the mean of each figure over the seeds."""
     policies = {}
     for name, of_policy in tasks(cell, runs).items():
-        found = [runs[task] for task in of_policy]
+        by_seed = [runs[task] for task in of_policy]
         policies[name] = {
-            figure: round(statistics.fmean(run[figure] for run in found), 4)
-            for figure in found[0]
+            figure: round(statistics.fmean(run[figure] for run in by_seed), 4)
+            for figure in by_seed[0]
         }
     return {**cell.labels, "policies": policies}
 
 
 def make(name: str, cells: Sequence[Cell], runs: Runs, folder: Path) -> bool:
-    """Makes what is missing of a result and writes it; False if the time was over."""
+    """Makes a result's missing runs and writes it; False if the time was over."""
     rates = [capacity(cell) for cell in cells if cell.load is not None]
     if not runs.make(f"{name}: what is served", rates):
         return False
-    wanted = (tasks(cell, runs).values() for cell in cells)
-    if not runs.make(name, (task for cell in wanted for each in cell for task in each)):
+    of_cells = (of for cell in cells for of in tasks(cell, runs).values())
+    if not runs.make(name, (task for of_policy in of_cells for task in of_policy)):
         return False
     head = {"versions": versions(), "interpreter": platform.python_implementation()}
     text = json.dumps(head, indent=1)[:-2]
-    found = [json.dumps(summary(cell, runs), ensure_ascii=False) for cell in cells]
+    cell_lines = [json.dumps(summary(cell, runs), ensure_ascii=False) for cell in cells]
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n  ".join(found)
+    lines = ",\n  ".join(cell_lines)
     path.write_text(f'{text},\n "cells": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
     print(f"Wrote {path}")
     return True
 
 
 def main() -> None:
-    """Makes the results that were named, or all, and fills the tables."""
+    """Makes the named results, or all, and fills the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", nargs="*", metavar="RESULT", help=", ".join(GRIDS))
     parser.add_argument("--jobs", type=int, default=2, help="processes")

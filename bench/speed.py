@@ -1,4 +1,4 @@
-"""Times `recommend` of this tree beside that of another one, and compares figures.
+"""Times `recommend` of this tree and of another one, and compares their figures.
 
 `python bench/speed.py TREE [ROUNDS]` runs the first example of docs/operations.md with
 both in turn; `git worktree add TREE REVISION` makes the other one.
@@ -25,14 +25,14 @@ OLD = "import argparse, pure_vllm; from vllm.benchmarks.dp_balance import cli; "
 
 
 def timed(tree: Path, file: Path) -> tuple[float, Any]:
-    """Processor seconds of the example with the sources of a tree, and its results."""
+    """Processor seconds of the example with a tree's sources, and its results."""
     is_old = not (tree / "vllm_balance" / "simulator").exists()
-    how = ["-c", OLD] if is_old else ["-m", "vllm_balance"]
+    program = ["-c", OLD] if is_old else ["-m", "vllm_balance"]
     saved = ["--save-result", "--result-dir", file.parent, "--result-filename", file]
     paths = f"{tree}{os.pathsep}{tree / 'bench'}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, *how, *EXAMPLE.split(), *map(str, saved)],
+        [sys.executable, *program, *EXAMPLE.split(), *map(str, saved)],
         env=os.environ | {"PYTHONPATH": paths},
         cwd=tree,
         check=True,
@@ -48,8 +48,8 @@ if __name__ == "__main__":
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(int(sys.argv[2]) if sys.argv[2:] else 3):
-            (a, theirs), (b, ours) = [timed(each, Path(folder, "r")) for each in trees]
+            (a, old), (b, new) = [timed(tree, Path(folder, "r")) for tree in trees]
             ratios.append(a / b)
-            differ = [x["policy"] for x, y in zip(theirs, ours, strict=True) if x != y]
+            differ = [x["policy"] for x, y in zip(old, new, strict=True) if x != y]
             print(f"{a:.1f} and {b:.1f} s: {a / b:.2f} times; differ: {differ}")
     print(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")

@@ -1,9 +1,8 @@
 """The tables of the README, and of balance, results and measurements in docs.
 
 Each stands between ``<!-- table NAME -->`` and ``<!-- end -->``; all else of the pages
-is written by hand. A *lead* is how much less time a request takes on average with
-`adaptive` than with the best of the other rules, in per cent of the latter, which is
-picked for each cell afterwards.
+is written by hand. A *lead* is by how many per cent the mean latency with `adaptive` is
+below that with the best of the other rules, which is picked for each cell afterwards.
 """
 
 import json
@@ -31,11 +30,11 @@ LIMITS = {
     "within 600/45": (600, 45),
     "within 500/50": (500, 50),
 }
-"""Figures that are the share of requests with a TTFT and a TPOT within so many
-milliseconds: MLPerf's of servers of DeepSeek-R1, MindIE's defaults, and llm-d's
-planner's of code and chat."""
+"""Limits of TTFT and TPOT in milliseconds, by the figure that is the share of requests
+within them: MLPerf's for DeepSeek-R1, MindIE's defaults, and llm-d's planner's of code
+and chat."""
 BEHIND = -0.02
-"""A lead below this is a cell that is behind."""
+"""With a lead below this, `adaptive` is behind in a cell."""
 
 geometric = statistics.geometric_mean
 
@@ -47,10 +46,10 @@ def select(cells: Iterable[Cell], **labels: object) -> list[Cell]:
 
 def groups(cells: Iterable[Cell], *labels: str) -> dict[tuple[Any, ...], list[Cell]]:
     """The cells by these labels."""
-    found: dict[tuple[Any, ...], list[Cell]] = {}
+    by_labels: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        found.setdefault(tuple(cell[label] for label in labels), []).append(cell)
-    return found
+        by_labels.setdefault(tuple(cell[label] for label in labels), []).append(cell)
+    return by_labels
 
 
 def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
@@ -59,7 +58,7 @@ def figure(cell: Cell, policy: str, name: str = MEAN) -> float:
 
 
 def rivals(cell: Cell) -> list[str]:
-    """All rules but `adaptive` as they are served, or as they are to agents."""
+    """All rules but `adaptive`; variants of a rule only in cells of agents."""
     return [
         name
         for name in cell["policies"]
@@ -69,37 +68,37 @@ def rivals(cell: Cell) -> list[str]:
 
 
 def best(cell: Cell) -> str:
-    """The rival with the shortest mean time."""
+    """The rival with the lowest mean latency."""
     return min(rivals(cell), key=lambda name: figure(cell, name))
 
 
 def lead(cell: Cell) -> float:
-    """Of one cell, as a share."""
+    """The lead in a cell, as a share."""
     return 1 - figure(cell, "adaptive") / figure(cell, best(cell))
 
 
-def mean_ratio(cells: Iterable[Cell], one: str, over: str, name: str = MEAN) -> float:
+def mean_ratio(cells: Iterable[Cell], policy: str, base: str, name=MEAN) -> float:
     """Geometric mean of a figure of a policy over that of another."""
-    return geometric(figure(c, one, name) / figure(c, over, name) for c in cells)
+    return geometric(figure(c, policy, name) / figure(c, base, name) for c in cells)
 
 
 def mean_lead(cells: Iterable[Cell]) -> float:
-    """From the geometric mean of the ratios."""
+    """The lead by the geometric mean of the cells' ratios."""
     return 1 - geometric(1 - lead(cell) for cell in cells)
 
 
 def seconds(cell: Cell, policy: str, name: str = MEAN) -> str:
-    """A time."""
+    """A figure in seconds, as text."""
     return f"{figure(cell, policy, name) / 1e3:.1f}"
 
 
 def load_name(load: float | None) -> str:
-    """A load in words."""
+    """A load as text."""
     return "all slots" if load is None else f"{100 * load:.0f} %"
 
 
 def place(cell: Cell) -> str:
-    """A cell in words."""
+    """A cell as text."""
     return f"{cell['of']}, {load_name(cell['load'])}"
 
 
@@ -112,30 +111,30 @@ LIMITED = "adaptive, 2 s and 100 ms"
 POISSON = "requests come at random, drawn lengths"
 
 
-def points(cell: Cell, one: str, over: str, name: str = WITHIN) -> float:
-    """How many more requests of a hundred keep the limits."""
-    return 100 * (figure(cell, one, name) - figure(cell, over, name))
+def points(cell: Cell, policy: str, base: str, name: str = WITHIN) -> float:
+    """How many more per cent of the requests are within the limits than with `base`."""
+    return 100 * (figure(cell, policy, name) - figure(cell, base, name))
 
 
-def ratio(cells: Sequence[Cell], one: str, over: str, name: str) -> str:
-    """Mean and most of a figure over that of another policy."""
-    most = max(figure(c, one, name) / figure(c, over, name) for c in cells)
-    return f"{mean_ratio(cells, one, over, name):.2f}; {most:.2f}"
+def ratio(cells: Sequence[Cell], policy: str, base: str, name: str) -> str:
+    """Mean and maximum of a figure over that of `base`."""
+    maximum = max(figure(c, policy, name) / figure(c, base, name) for c in cells)
+    return f"{mean_ratio(cells, policy, base, name):.2f}; {maximum:.2f}"
 
 
-def more_within(cells: Sequence[Cell], one: str, over: str) -> str:
-    """Mean and least of `points`."""
-    more = [points(cell, one, over) for cell in cells]
-    return f"{statistics.fmean(more):+.1f}; {min(more):+.1f}"
+def more_within(cells: Sequence[Cell], policy: str, base: str) -> str:
+    """Mean and minimum of `points`."""
+    differences = [points(cell, policy, base) for cell in cells]
+    return f"{statistics.fmean(differences):+.1f}; {min(differences):+.1f}"
 
 
 def ahead(cell: Cell, rival: str) -> float:
-    """By which share a rival's latency is shorter than that of `adaptive`."""
+    """By which share a rival's mean latency is below that of `adaptive`."""
     return 1 - figure(cell, rival) / figure(cell, "adaptive")
 
 
 def is_ahead_in_both(cell: Cell, rival: str) -> bool:
-    """Whether a rival is so in latency and in requests within the limits."""
+    """Whether a rival is ahead in latency and in requests within the limits."""
     return ahead(cell, rival) > 0 and points(cell, rival, "adaptive") > 0
 
 
@@ -144,10 +143,10 @@ def regimes(results: Results) -> Rows:
     head = ["regime", "cells", "latency over `off`", "lead over the best rule"]
     head += ["TTFT p50 over `off`", "p99", "within, points"]
     rows: Rows = [[*head, "with limits: latency", "p50", "p99", "within"]]
-    everything, unseen = (results[name]["cells"] for name in ("regimes", "unseen"))
+    all_cells, unseen = (results[name]["cells"] for name in ("regimes", "unseen"))
     for name, cells in [
-        *((n, c) for (n,), c in groups(everything, "regime").items()),
-        ("all", everything),
+        *((n, c) for (n,), c in groups(all_cells, "regime").items()),
+        ("all", all_cells),
         *((f"unseen windows of {n}", c) for (n,), c in groups(unseen, "of").items()),
     ]:
         rows.append(
@@ -160,7 +159,7 @@ def regimes(results: Results) -> Rows:
                 ratio(cells, "adaptive", "off", TAIL),
                 more_within(cells, "adaptive", "off"),
                 f"{mean_ratio(cells, LIMITED, 'off'):.2f}",
-                *(ratio(cells, LIMITED, "off", each) for each in (FIRST_TOKEN, TAIL)),
+                *(ratio(cells, LIMITED, "off", time) for time in (FIRST_TOKEN, TAIL)),
                 more_within(cells, LIMITED, "off"),
             ]
         )
@@ -168,7 +167,7 @@ def regimes(results: Results) -> Rows:
 
 
 def mean_and_worst(cells: Sequence[Cell]) -> str:
-    """Leads over the best rival; the worst with its rival and place."""
+    """Mean lead over the best rival, and the worst, with its rival and cell."""
     leads = [lead(cell) for cell in cells]
     worst = cells[leads.index(min(leads))]
     numbers = f"{100 * mean_lead(cells):+.1f}; {100 * min(leads):+.1f}"
@@ -184,7 +183,7 @@ SEEN = ("off", "adaptive", LIMITED)
 
 
 def first_tokens(results: Results) -> Rows:
-    """What users see, `off` → `adaptive` → with limits; of Poisson cells with ranks."""
+    """Latencies of `off` → `adaptive` → with limits, by load."""
     head = ["requests, load", "latency, s", "TTFT p50, s", "TTFT p99, s", "TPOT, ms"]
     limits = [*LIMITS.items()][:2]
     rows: Rows = [[*head, *(f"≤ {a:,} and {b} ms, %" for _, (a, b) in limits)]]
@@ -196,19 +195,19 @@ def first_tokens(results: Results) -> Rows:
         by_place.setdefault(where, []).append(cell)
     for where, cells in by_place.items():
         rows.append([where])
-        for name in (MEAN, FIRST_TOKEN, TAIL, TPOT, *(each for each, _ in limits)):
+        for name in (MEAN, FIRST_TOKEN, TAIL, TPOT, *(mean for mean, _ in limits)):
             unit = 100 if name in LIMITS else 1 if name == TPOT else 1e-3
             form = ".1f" if unit == 1e-3 else ".0f"
             means = (
                 unit * statistics.fmean(figure(cell, policy, name) for cell in cells)
                 for policy in SEEN
             )
-            rows[-1].append(" → ".join(f"{each:{form}}" for each in means))
-    every = [cell for cells in by_place.values() for cell in cells]
-    rows.append([f"cells of {len(every)} in which 99 % keep both", "", "", "", ""])
+            rows[-1].append(" → ".join(f"{mean:{form}}" for mean in means))
+    all_cells = [cell for cells in by_place.values() for cell in cells]
+    rows.append([f"cells of {len(all_cells)} in which 99 % keep both", "", "", "", ""])
     for name, _ in limits:
-        kept = (sum(figure(c, one, name) >= 0.99 for c in every) for one in SEEN)
-        rows[-1].append(" → ".join(map(str, kept)))
+        counts = (sum(figure(c, p, name) >= 0.99 for c in all_cells) for p in SEEN)
+        rows[-1].append(" → ".join(map(str, counts)))
     return rows
 
 
@@ -224,7 +223,7 @@ KNOWN_AS = {
     "mindie-waste": "MindIE's vote, stage rule WASTE",
     "mindie-laxity": "MindIE's vote, stage rule LAXITY",
 }
-"""Where a rule comes from, and what is left out."""
+"""The rules' origins, and what is left out of them."""
 
 
 def of_rivals(results: Results) -> Rows:
@@ -234,24 +233,24 @@ def of_rivals(results: Results) -> Rows:
     rows: Rows = [head]
     cells = results["regimes"]["cells"]
     for name in rivals(usual(results)[0]):
-        having = [cell for cell in cells if name in cell["policies"]]
+        cells_of = [cell for cell in cells if name in cell["policies"]]
         mean, *tokens = (
-            f"{mean_ratio(having, name, 'adaptive', each):.2f}" for each in TIMES
+            f"{mean_ratio(cells_of, name, 'adaptive', time):.2f}" for time in TIMES
         )
-        first = max(ahead(cell, name) for cell in having)
-        both = [cell for cell in having if is_ahead_in_both(cell, name)]
+        largest = max(ahead(cell, name) for cell in cells_of)
+        both = [cell for cell in cells_of if is_ahead_in_both(cell, name)]
         where = ""
         if both:
-            most = max(both, key=lambda cell: ahead(cell, name))
-            where = f": {100 * ahead(most, name):.1f} % in {place(most)}"
+            worst = max(both, key=lambda cell: ahead(cell, name))
+            where = f": {100 * ahead(worst, name):.1f} % in {place(worst)}"
         rows.append(
             [
                 f"`{name}`: {KNOWN_AS[name]}" if name in KNOWN_AS else f"`{name}`",
                 mean,
-                f"{1 - first:.2f}",
+                f"{1 - largest:.2f}",
                 *tokens,
-                more_within(having, name, "adaptive").partition(";")[0],
-                f"{sum(ahead(c, name) > -BEHIND for c in having)} of {len(having)}",
+                more_within(cells_of, name, "adaptive").partition(";")[0],
+                f"{sum(ahead(c, name) > -BEHIND for c in cells_of)} of {len(cells_of)}",
                 f"{len(both)}{where}",
             ]
         )
@@ -259,7 +258,7 @@ def of_rivals(results: Results) -> Rows:
 
 
 def one_rank(results: Results) -> Rows:
-    """On a rank that waits for no other: figures of `adaptive` over those of `off`."""
+    """Figures of `adaptive` over those of `off` on a single rank."""
     head = ["c, ms", "slots", "latency", "TTFT p50", "TTFT p99", "within, points"]
     rows: Rows = [head]
     for (c, slots), cells in groups(results["one_rank"]["cells"], "c", "slots").items():
@@ -273,7 +272,7 @@ def one_rank(results: Results) -> Rows:
 
 
 def agents(results: Results) -> Rows:
-    """Sessions: latency, TTFT p50 and p99 in s, within the limits, tokens computed."""
+    """Of sessions: latency, TTFT p50 and p99 in s, within limits, tokens computed."""
     form = "{mean_e2el_s:.0f}; {median_ttft_s:.1f}; {p99_ttft_s:.0f}; {goodput:.0%}; "
     form += "{computed:.0%}"
     head = ["sessions", "`off`", "`adaptive`", "best other rule", "which"]
@@ -283,25 +282,25 @@ def agents(results: Results) -> Rows:
         shared = f", {cell['shared']:,} tokens shared" if cell["shared"] else ""
         columns = []
         for name in ("off", "adaptive", best(cell)):
-            found = cell["policies"][name]
-            in_seconds = {f"{n[:-3]}_s": found[n] / 1e3 for n in TIMES}
-            columns.append(form.format(**found, **in_seconds))
+            figures = cell["policies"][name]
+            in_seconds = {f"{n[:-3]}_s": figures[n] / 1e3 for n in TIMES}
+            columns.append(form.format(**figures, **in_seconds))
         of = ", of AIPerf" * (cell in synthetic)
         rows.append([f"{cell['load']}{of}{shared}", *columns, best(cell)])
     return rows
 
 
 def roles(results: Results) -> Rows:
-    """Mean times of instances that only prefill or decode, by load."""
+    """Mean latency on instances that only prefill or decode, by load."""
     head = ["instance", "vLLM 0.23", "vLLM 0.30", "ours", "against 0.30"]
     rows: Rows = [head]
     for role in ("decode", "prefill"):
         cells = select(results["agents"]["cells"], role=role)
-        for (of, ranks), alike in groups(cells, "of", "ranks").items():
+        for (of, ranks), same in groups(cells, "of", "ranks").items():
             names = "off", "off, vLLM 0.30", "adaptive"
-            times = (" / ".join(seconds(c, name) for c in alike) for name in names)
-            less = (figure(c, "adaptive") / figure(c, names[1]) - 1 for c in alike)
-            change = " / ".join(f"{100 * each:+.0f}" for each in less)
+            times = (" / ".join(seconds(c, name) for c in same) for name in names)
+            changes = (figure(c, "adaptive") / figure(c, names[1]) - 1 for c in same)
+            change = " / ".join(f"{100 * share:+.0f}" for share in changes)
             rows.append([f"{role}, {of}, {ranks} ranks", *times, f"{change} %"])
     return rows
 
@@ -320,9 +319,9 @@ WORKLOADS = {
 def headline(results: Results) -> Rows:
     """Latency and first token of `adaptive` over `off`, by workload and load."""
     rows: Rows = [["simulated", "load, %", "mean latency", "median TTFT"]]
-    for of, what in WORKLOADS.items():
+    for of, workload in WORKLOADS.items():
         cells = [c for c in select(usual(results), of=of) if c["load"] is not None]
-        rows.append([what, *over_off(cells)])
+        rows.append([workload, *over_off(cells)])
     random = select(results["regimes"]["cells"], regime=POISSON)
     rows.append(["random arrivals (Poisson)", *over_off(random)])
     return rows
@@ -330,10 +329,10 @@ def headline(results: Results) -> Rows:
 
 def over_off(cells: Sequence[Cell]) -> list[str]:
     """The loads, and by load the latency and the first token over those of `off`."""
-    by_load = [found for _, found in sorted(groups(cells, "load").items())]
-    columns = [[f"{100 * found[0]['load']:.0f}" for found in by_load]]
+    by_load = [group for _, group in sorted(groups(cells, "load").items())]
+    columns = [[f"{100 * group[0]['load']:.0f}" for group in by_load]]
     for name in (MEAN, FIRST_TOKEN):
-        ratios = (mean_ratio(found, "adaptive", "off", name) for found in by_load)
+        ratios = (mean_ratio(group, "adaptive", "off", name) for group in by_load)
         columns.append([f"{ratio:.2f}" for ratio in ratios])
     return [" / ".join(column) for column in columns]
 
@@ -342,16 +341,16 @@ def over_off(cells: Sequence[Cell]) -> list[str]:
 
 
 def real_results(results: Results) -> list[dict[str, Any]]:
-    """Of each machine on which real ranks were measured."""
-    found = [results[name] for name in sorted(results) if name.startswith("real-")]
+    """The results of real ranks, one for each machine."""
+    heads = [results[name] for name in sorted(results) if name.startswith("real-")]
     return [
         {**head, "cells": [{**cell, **_of_all(head)} for cell in head["cells"]]}
-        for head in found
+        for head in heads
     ]
 
 
 def _of_all(head: dict[str, Any]) -> dict[str, Any]:
-    """What a result says of all its cells."""
+    """The entries of a result that hold for all its cells."""
     return {name: head[name] for name in ("layers", "step tokens")}
 
 
@@ -364,9 +363,9 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
 
 
 def runs_of(cell: Cell) -> str:
-    """How often a cell of real ranks was run, in words; empty if it was not.
+    """The number of blocks of a cell of real ranks; empty if it was not run.
 
-    Older ones have rounds, of a run of each policy.
+    Older cells have rounds instead, of a run of each policy.
     """
     for name in ("block", "round"):
         if count := cell.get(f"{name}s"):
@@ -375,24 +374,24 @@ def runs_of(cell: Cell) -> str:
 
 
 def mean_of(cell: Cell, policy: str, name: str) -> float:
-    """A figure of real ranks, of which older cells have each run."""
-    found = cell["policies"][policy][name]
-    return geometric(found) if isinstance(found, list) else float(found)
+    """A figure of real ranks; older cells have one for each run."""
+    value = cell["policies"][policy][name]
+    return geometric(value) if isinstance(value, list) else float(value)
 
 
 def real_place(cell: Cell) -> str:
-    """A cell of real ranks in words, by what differs from the first."""
-    words = [cell["of"], load_name(cell["load"])]
+    """A cell of real ranks as text, by what differs from the first."""
+    parts = [cell["of"], load_name(cell["load"])]
     if cell["divided by"] > 1:
         sent = f"{cell['prompt']} → {cell['answer']}" if "prompt" in cell else "divided"
-        words[0] += f", {sent}"
-    words.append("asynchronous" if cell["asynchronous"] else "synchronous")
+        parts[0] += f", {sent}"
+    parts.append("asynchronous" if cell["asynchronous"] else "synchronous")
     if 2 * cell["dense_layers"] != cell["layers"]:
         dense = cell["dense_layers"] or "none"
-        words.append(f"{dense} of {cell['layers']} layers dense")
+        parts.append(f"{dense} of {cell['layers']} layers dense")
     if cell["drafts"]:
-        words.append(f"{cell['drafts']} drafts (ngram)")
-    return "; ".join(words)
+        parts.append(f"{cell['drafts']} drafts (ngram)")
+    return "; ".join(parts)
 
 
 def _cell_key(cell: Cell) -> tuple[Any, ...]:
@@ -402,36 +401,37 @@ def _cell_key(cell: Cell) -> tuple[Any, ...]:
 
 
 CLOSE = 0.05
-"""Of the time with `off`: a ratio that is predicted so well is right."""
+"""A predicted ratio that is off by no more counts as right."""
 
 
 def real(results: Results) -> Rows:
-    """Times over `off` with their intervals, and as predicted."""
+    """Latencies over those of `off`: measured, with intervals, and predicted."""
     policies = "cap", "align", "adaptive"
     rows: Rows = [["requests", "`off`, s", *(f"`{name}`" for name in policies)]]
-    known, machine = list(measured(results)), ""
-    for name_of, cell in known:
-        if machine != name_of:
-            rows.append([f"**{name_of}**", *("" for _ in rows[0][1:])])
-            machine = name_of
+    cells, machine = list(measured(results)), ""
+    for machine_of, cell in cells:
+        if machine != machine_of:
+            rows.append([f"**{machine_of}**", *("" for _ in rows[0][1:])])
+            machine = machine_of
         rows.append([real_place(cell), f"{mean_of(cell, 'off', MEAN) / 1e3:.1f}"])
         for name in policies:
             mean, low, high = cell["policies"][name]["ratio"]
             ends = f" ({low:.2f}–{high:.2f})" if low < high else ""
-            said = f" / {cell['predicted'][name]:.2f}" if cell["predicted"] else ""
-            rows[-1].append(f"{mean:.2f}{ends}{said}")
-    run = {_cell_key(cell) for _, cell in known}
+            after = f" / {cell['predicted'][name]:.2f}" if cell["predicted"] else ""
+            rows[-1].append(f"{mean:.2f}{ends}{after}")
+    run = {_cell_key(cell) for _, cell in cells}
     for result in real_results(results)[:1]:
         for cell in result["cells"]:
             if _cell_key(cell) not in run:
                 rows.append([real_place(cell), "not run", *("" for _ in policies)])
-    rows += _of_all_workloads([cell for _, cell in known], policies)
+    rows += _of_all_workloads([cell for _, cell in cells], policies)
     return rows
 
 
 def _of_all_workloads(cells: Sequence[Cell], policies: Sequence[str]) -> Rows:
-    """Means, counts of the cells in which a rule is shorter, and right predictions."""
-    told = [cell for cell in cells if cell["predicted"]]
+    """Means, numbers of cells in which a rule is ahead, and right predictions."""
+    predicted = [cell for cell in cells if cell["predicted"]]
+    predictions = [cell["predicted"] for cell in predicted]
     rows: Rows = [
         ["all, geometric mean (95 %, over cells)"],
         ["over `adaptive`"],
@@ -441,45 +441,45 @@ def _of_all_workloads(cells: Sequence[Cell], policies: Sequence[str]) -> Rows:
     rows += [[f"predicted within {100 * CLOSE:.0f} points"]]
     for row in rows:
         row.append("")
-    bests = [cell["policies"]["adaptive"]["ratio"][0] for cell in cells]
+    of_adaptive = [cell["policies"]["adaptive"]["ratio"][0] for cell in cells]
     for name in policies:
-        found = [cell["policies"][name]["ratio"][0] for cell in cells]
-        over = [one / other for one, other in zip(found, bests, strict=True)]
-        first = geometric(
+        ratios = [cell["policies"][name]["ratio"][0] for cell in cells]
+        over_adaptive = [x / y for x, y in zip(ratios, of_adaptive, strict=True)]
+        first_token = geometric(
             mean_of(cell, name, FIRST_TOKEN) / mean_of(cell, "off", FIRST_TOKEN)
             for cell in cells
         )
-        ahead = sum(ratio < 1 for ratio in over)
-        said = sum(c["predicted"][name] < c["predicted"]["adaptive"] for c in told)
+        ahead = sum(ratio < 1 for ratio in over_adaptive)
+        said = sum(p[name] < p["adaptive"] for p in predictions)
         close = sum(
             abs(cell["policies"][name]["ratio"][0] - cell["predicted"][name]) <= CLOSE
-            for cell in told
+            for cell in predicted
         )
-        texts = [_over_cells(found), _over_cells(over), f"{first:.2f}"]
+        texts = [_over_cells(ratios), _over_cells(over_adaptive), f"{first_token:.2f}"]
         texts.append(f"{ahead} / {said} of {len(cells)}")
         if name == "adaptive":
             texts[1] = texts[3] = ""
-        texts.append(f"{close} of {len(told)}")
+        texts.append(f"{close} of {len(predicted)}")
         for row, text in zip(rows, texts, strict=True):
             row.append(text)
     return rows
 
 
 def _over_cells(ratios: Sequence[float]) -> str:
-    """The geometric mean, and where it lies if other cells are taken."""
+    """The geometric mean, with its interval over cells."""
     mean, low, high = Interval.of([*map(math.log, ratios)]).ratios
     return f"{mean:.2f}" + (f" ({low:.2f}–{high:.2f})" if high < math.inf else "")
 
 
 def real_costs(results: Results) -> Rows:
-    """What was learned and an exchange took, in ms: median, least and most of cells."""
+    """Learned costs and exchange in ms: the median over cells, minimum and maximum."""
     parts = "decode", "own", "shared", "padding", "attention"
     rows: Rows = [["cells", *parts, "exchange"]]
-    for machine, known in groups_of(measured(results)).items():
+    for machine, all_cells in groups_of(measured(results)).items():
         rows.append([f"**{machine}**", *("" for _ in rows[0][1:])])
-        for (load, dense), cells in groups(known, "load", "dense_layers").items():
+        for (load, dense), cells in groups(all_cells, "load", "dense_layers").items():
             learned = [cell["learned_seconds"] for cell in cells]
-            costs = (spread([1e3 * each[part] for each in learned]) for part in parts)
+            costs = (spread([1e3 * of[part] for of in learned]) for part in parts)
             exchange = spread([cell["exchange_us"] / 1e3 for cell in cells], ".1f")
             layers = f"{dense} of {cells[0]['layers']} layers dense"
             place = f"{len(cells)} of {load_name(load)}; {layers}"
@@ -489,17 +489,17 @@ def real_costs(results: Results) -> Rows:
 
 def groups_of(pairs: Iterable[tuple[str, Cell]]) -> dict[str, list[Cell]]:
     """Cells by their machine."""
-    found: dict[str, list[Cell]] = {}
+    by_machine: dict[str, list[Cell]] = {}
     for machine, cell in pairs:
-        found.setdefault(machine, []).append(cell)
-    return found
+        by_machine.setdefault(machine, []).append(cell)
+    return by_machine
 
 
 def spread(values: Sequence[float], form: str = ".0f") -> str:
-    """The median, and the least and the most where they differ."""
+    """The median, with minimum and maximum where they differ."""
     median, *ends = (
-        f"{each:{form}}"
-        for each in (statistics.median(values), min(values), max(values))
+        f"{value:{form}}"
+        for value in (statistics.median(values), min(values), max(values))
     )
     return median if len({*ends}) == 1 else f"{median} ({'–'.join(ends)})"
 
@@ -511,7 +511,7 @@ MADE = "regimes", "unseen", "one_rank", "agents", "aiperf"
 
 
 def made(results: Results) -> Rows:
-    """What each result was made with."""
+    """The interpreter or machine, and the policies' hash, of each result."""
     rows: Rows = [["result", "made with", "policies"]]
     for name in [name for name in MADE if name in results]:
         head = results[name]
@@ -541,28 +541,28 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
 
 
 def markdown(rows: Rows) -> str:
-    """A table; its first row is the head, and columns of numbers go to the right."""
+    """A table, its first row the head; all columns but the first are right-aligned."""
     head, *others = (f"| {' | '.join(row)} |" for row in rows)
     line = "|".join(["---", *["--:"] * (len(rows[0]) - 1)])
     return "\n".join([head, f"|{line}|", *others])
 
 
 def filled(page: str, results: Results) -> str:
-    """The page with its tables made anew."""
+    """The page with new tables."""
     pattern = r"(<!-- table (\w+) -->\n).*?(<!-- end -->)"
 
-    def table(found: re.Match[str]) -> str:
+    def table(match: re.Match[str]) -> str:
         try:
-            rows = TABLES[found[2]](results)
+            rows = TABLES[match[2]](results)
         except KeyError:  # a result that was not made: the page says so
             rows = [["*not made yet*"]]
-        return f"{found[1]}{markdown(rows)}\n{found[3]}"
+        return f"{match[1]}{markdown(rows)}\n{match[3]}"
 
     return re.sub(pattern, table, page, flags=re.S)
 
 
 def fill(root: Path) -> None:
-    """Fills the tables of the pages with what is in bench/results."""
+    """Fills the tables of the pages from the files in bench/results."""
     paths = (root / "bench" / "results").glob("*.json")
     results = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in paths}
     for name in PAGES:

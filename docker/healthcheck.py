@@ -1,12 +1,12 @@
 #!/opt/vllm/bin/python -I
-"""Asks servers how they are: the health check of the image, and of a group of pods.
+"""Checks the health of servers: of the container, or of a group of pods.
 
     healthcheck.py [group | ADDRESS …]
 
 Without arguments the server of this container, by default that of `vllm serve` without
 --port; VLLM_BALANCE_HEALTH is another address. `group` is every pod of the StatefulSet:
-a pod begins to ask when it is healthy itself, and then all are. Exits with 1 and names
-the first that is not well.
+a pod begins with this check when it is healthy itself, and then all are. Exits with 1
+and names the first unhealthy one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.request import ProxyHandler, build_opener
 
 DEFAULT = "http://127.0.0.1:8000/health"
 TIMEOUT_S = 8
-"""For all together, looking up their names included: less than the probes have."""
+"""For all together, with name resolution: less than the time-out of the probes."""
 
 
 def addresses() -> list[str]:
@@ -31,7 +31,7 @@ def addresses() -> list[str]:
 
 
 def main() -> int:
-    """Ask all at once, past any proxy: one that is slow keeps nobody waiting."""
+    """Ask all at once, past any proxy, so that a slow one does not delay the others."""
     opener = build_opener(ProxyHandler({}))
     problems = dict.fromkeys(addresses(), f"no answer in {TIMEOUT_S} s")
 
@@ -42,8 +42,8 @@ def main() -> int:
         except Exception as error:  # no answer, an HTTP error, or no HTTP at all
             problems[address] = str(error)
 
-    # Not a pool: it would wait at the end for a name that nobody resolves.
-    threads = [Thread(target=ask, args=[each], daemon=True) for each in problems]
+    # Not a pool: at its end it would wait for a name that is not resolved.
+    threads = [Thread(target=ask, args=[url], daemon=True) for url in problems]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + TIMEOUT_S

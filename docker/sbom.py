@@ -1,8 +1,8 @@
-"""Writes what the bill in the installed wheel says into the bill of the image.
+"""Adds the bill of materials of the installed wheel to that of the image.
 
-sbom.py BILL: in BILL, which lists the installed packages, those that the wheel carries
-get their address, origin, patches and kernels, and BILL gets what the wheel's VEX says
-of published vulnerabilities. Only the standard library is used.
+sbom.py BILL: BILL lists the installed packages; those that the wheel carries get their
+address, origin, patches and kernels, and BILL gets the vulnerabilities of the wheel's
+VEX. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def main(path: Path) -> None:
     bill = json.loads(path.read_text(encoding="utf-8"))
     refs = {}
     for part in bill["components"]:
-        ours = carried.pop(part["name"].lower().replace("_", "-"), {})
-        refs[ours.get("bom-ref")] = part["bom-ref"]
-        part.update({key: ours[key] for key in FROM_THE_WHEEL if key in ours})
+        source = carried.pop(part["name"].lower().replace("_", "-"), {})
+        refs[source.get("bom-ref")] = part["bom-ref"]
+        part.update({key: source[key] for key in FROM_THE_WHEEL if key in source})
     if carried:
         sys.exit(
             f"error: {path}: expected the packages of the wheel, found no "

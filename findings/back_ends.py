@@ -1,4 +1,4 @@
-"""Which texts do back-ends of structured output let a model write, by a JSON schema?"""
+"""Compares which texts back-ends of structured output allow by a JSON schema."""
 
 import json
 import re
@@ -65,7 +65,7 @@ ASK = {"X": by_xgrammar, "L": by_llguidance, "O": by_outlines}
 
 
 def check(cases):
-    """Print what each says, and end with an error where it is not what was seen before.
+    """Print what each allows, and exit with 1 if that differs from earlier versions.
 
     A case is a schema, a text, and the letters of the back-ends that let a model write
     it: X for xgrammar, L for llguidance, O for outlines_core.
@@ -73,11 +73,11 @@ def check(cases):
     print("xgrammar 0.2.9, llguidance 1.9.1, outlines_core 0.2.14")
     changed, shown = False, None
     for schema, text, expected in cases:
-        found = "".join(letter for letter, ask in ASK.items() if ask(schema, text))
-        changed |= found != expected
-        verdict = "" if found == expected else f"   CHANGED, before {expected}"
+        accepted = "".join(letter for letter, ask in ASK.items() if ask(schema, text))
+        changed |= accepted != expected
+        verdict = "" if accepted == expected else f"   CHANGED, before {expected}"
         if schema != shown:
             print(json.dumps(schema))
         shown = schema
-        print(f"    {text:24} {found or 'none'}{verdict}")
+        print(f"    {text:24} {accepted or 'none'}{verdict}")
     raise SystemExit(int(changed))

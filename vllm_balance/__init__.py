@@ -1,1 +1,1 @@
-"""What vllm-balance adds to the wheel beside the packages it patches."""
+"""The package that vllm-balance adds to the wheel, beside the patched ones."""

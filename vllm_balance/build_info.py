@@ -1,4 +1,4 @@
-"""What the installed wheel says about its own making: build.json, read and typed."""
+"""The build record of the installed wheel, build.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BuildInfo:
     toolchain: str | None
     """Versions of what kernels from source were built with; None without."""
     commit: str | None
-    """Our git commit; None when it was not built from a git checkout."""
+    """Our git commit; None if it was not built from a git checkout."""
     dirty: bool | None
     """Whether its sources had changes against that commit; None as above."""
     lock_sha256: str

@@ -1,4 +1,4 @@
-"""The command `vllm-balance`: what balance would gain, gains, and what is installed."""
+"""The command `vllm-balance`, with all its verbs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ VERBS = {
     "info": ("info", "print what is installed"),
     "verify": ("verify", "compare every installed file with what was built"),
 }
-"""By verb the module, which has `run(arguments)` and may have `add_arguments(parser)`,
-and what it does."""
+"""By verb its module, with `run` and perhaps `add_arguments`, and its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: 0 when all is well, 1 when something is not, 2 on bad input."""
+    """Run the command; returns 0, 1 if it finds a problem, or 2 for bad input."""
     print_anything()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return printing(lambda: _run(words))
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    return printing(lambda: _run(command_line))
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -48,12 +47,12 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
     A verb needs no more than its own module imports, `recommend` nothing but Python.
     """
-    whole = argparse.ArgumentParser(
+    command = argparse.ArgumentParser(
         prog="vllm-balance",
         description="Would balance scheduling help, does it, and is all installed as "
         "it was built.",
     )
-    verbs = whole.add_subparsers(metavar="VERB", required=True)
+    verbs = command.add_subparsers(metavar="VERB", required=True)
     for name, (module, text) in VERBS.items():
         about = f"{text[0].upper()}{text[1:]}."
         verb = verbs.add_parser(name, help=text, description=about)
@@ -62,12 +61,12 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
             if hasattr(implementation, "add_arguments"):
                 implementation.add_arguments(verb)
             verb.set_defaults(run=implementation.run)
-    return whole
+    return command
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     try:
-        chosen = _parse(words)
+        chosen = _parse(arguments)
         return int(chosen.run(chosen) or 0)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -84,19 +83,19 @@ def _run(words: Sequence[str]) -> int:
         return 2
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of a verb; those of a trial as `words`, for it reads them itself.
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a verb; those of a trial unparsed, as `words`.
 
-    Most are of `vllm bench serve` and `vllm serve`, which no parser here knows.
+    Most are for `vllm bench serve` and `vllm serve`, which no parser here knows.
     """
-    verb, given = words[0] if words else "", words[1:]
-    whole = parser(verb if verb in VERBS else "")
+    verb, of_verb = arguments[0] if arguments else "", arguments[1:]
+    command = parser(verb if verb in VERBS else "")
     if verb != TRIAL:
-        return whole.parse_args(words)
-    own = given[: given.index("--")] if "--" in given else given
-    question = ["--help"] if {"-h", "--help"} & {*own} else []
-    chosen = whole.parse_args([TRIAL, *question])
-    chosen.words = given
+        return command.parse_args(arguments)
+    of_trial = of_verb[: of_verb.index("--")] if "--" in of_verb else of_verb
+    question = ["--help"] if {"-h", "--help"} & {*of_trial} else []
+    chosen = command.parse_args([TRIAL, *question])
+    chosen.words = of_verb
     return chosen
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Which code decided or computed: ranks compare it, and results carry it."""
+"""A hash of code, which ranks compare and results contain."""
 
 import hashlib
 from pathlib import Path
@@ -9,10 +9,10 @@ CORE = Path(__file__).parent / "core"
 
 
 def code_hash(*folders: Path) -> str:
-    """Twelve hexadecimal digits, others when any Python file of the folders is.
+    """Twelve hexadecimal digits that change with any Python file of the folders.
 
-    All files, because a list of those that matter would be forgotten; and their bytes,
-    because a version number does not show that somebody edited a file on one host.
+    All files count, because a list of the relevant ones would become stale; and their
+    bytes, because a version number does not show that a file was edited on one host.
     """
     digest = hashlib.sha256()
     for folder in folders:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What the user of `vllm-balance` can fix."""
+"""Errors that the user of `vllm-balance` can fix."""
 
 
 class UsageError(Exception):

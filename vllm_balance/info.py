@@ -50,10 +50,10 @@ def describe(info: BuildInfo) -> str:
 
 
 def advisory_rows(info: BuildInfo) -> dict[str, str]:
-    statuses = [each["status"] for each in info.advisories.values()]
-    numbers = [f"{statuses.count(one)} {one}" for one in sorted({*statuses})]
+    statuses = [advisory["status"] for advisory in info.advisories.values()]
+    numbers = [f"{statuses.count(status)} {status}" for status in sorted({*statuses})]
     rows = {"advisories": f"until {info.advisories_as_of}: {', '.join(numbers)}"}
-    for name, each in info.advisories.items():
-        if each["status"] == "open":
-            rows[f"open {name}"] = f"{each['severity']}; {each['detail']}"
+    for name, advisory in info.advisories.items():
+        if advisory["status"] == "open":
+            rows[f"open {name}"] = f"{advisory['severity']}; {advisory['detail']}"
     return rows

@@ -1,4 +1,4 @@
-"""What is installed in this environment, read from the metadata that pip left."""
+"""The installed distributions, read from the metadata that pip wrote."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The policy of a server that runs: what it is now, and another one.
+"""Reads and changes the policy of a running server.
 
-It asks the server directly: no proxy gets the key, and no redirect is followed.
+The request goes to the server directly: no proxy gets the key, and no redirect is
+followed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from vllm_balance.core.policies.switch_ticket import NAMES
 from vllm_balance.errors import UsageError
 
 KEY = "BALANCE_OPERATOR_KEY"
-"""The variable with the key. Not VLLM_…: upstream warns of those that it does not
-know."""
+"""The variable with the key. Not VLLM_…, because upstream warns of unknown ones."""
 PATH = "/balance_policy"
 ANSWER_S = 30.0
-"""A rank answers between two steps."""
+"""How long an answer may take: a rank answers between two steps."""
 SWITCH_S, PAUSE_S = 60.0, 0.2
-"""How long the ranks may take to switch, and between two looks."""
+"""How long the ranks may take to switch, and the time between two requests."""
 REPAIRS = {
     401: f"set {KEY} to the key that the server was started with",
     404: f"start the server, of this wheel, with {KEY} in its environment",
@@ -88,13 +88,13 @@ def change(
     insecure: bool = False,
     send: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Have all ranks take a policy, and wait until they have; returns what `ask` does.
+    """Switch all ranks to a policy, and wait until they have it; returns as `ask`.
 
-    Ranks without requests take it with the next one; `send`, if there is one, sends it.
+    Idle ranks switch with the next request, which `send`, if given, sends.
     """
-    state, end = ask(url, name, insecure), time.monotonic() + timeout
+    state, deadline = ask(url, name, insecure), time.monotonic() + timeout
     while state["policy"] != state["wanted"] == name and (send or state["running"]):
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise UsageError(
                 f"{url}: {name} is wanted, and was not taken in {timeout:g} s; it may "
                 "take 32 long steps after off, or a step hangs: see `vllm-balance "
@@ -169,7 +169,7 @@ def ask(url: str, name: str | None = None, insecure: bool = False) -> dict[str, 
 def refusal(
     url: str, status: int, reason: str, text: str, repairs: Mapping[int, str]
 ) -> str:
-    """What an answer says that is none, and what to do, without a full stop."""
+    """A message on an HTTP error, with its repair, without a full stop."""
     answer = f"{url}: answers with status {status} ({reason})"
     with contextlib.suppress(LookupError, TypeError, ValueError):
         answer += f", {json.loads(text)['error']['message']!r:.300}"
@@ -177,7 +177,7 @@ def refusal(
 
 
 def cause(error: BaseException | None) -> str:
-    """What the system says of it, below the layers of libraries around it."""
+    """The system's message of an error, without those of the libraries around it."""
     text = str(error) or type(error).__name__
     while error is not None:
         of_system = isinstance(error, OSError) and error.strerror

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a server says of itself: its model, and its figures on /metrics."""
+"""A server's HTTP API: its model, its policy, and its figures on /metrics."""
 
 import os
 import statistics
@@ -18,13 +18,13 @@ from .policy import address_of, cause, key_of, refusal
 
 SECONDS = 30.0
 GATE = "vllm:dp_balance_"
-"""What the names of a server with balance on begin with."""
+"""The beginning of the names of balance's metrics, which a server with off lacks."""
 DECISIONS, COSTS = f"{GATE}decisions_total", f"{GATE}step_cost_seconds"
 EXCHANGE_SUM, EXCHANGES = (f"{GATE}exchange_seconds_{x}" for x in ("sum", "count"))
 STATISTICS = "vllm:num_requests_running"
-"""Is there unless statistics are switched off."""
+"""A metric of vLLM, absent only with --disable-log-stats."""
 READ = (STATISTICS, DECISIONS, COSTS, EXCHANGE_SUM, EXCHANGES)
-"""What is read of /metrics; a parser takes a second for all that 64 ranks say."""
+"""The metrics that are read; parsing all those of 64 ranks takes a second."""
 CLIENTS = "OPENAI_API_KEY"
 CLIENT_KEY = f"set {CLIENTS}, or give a --header to the load"
 REPAIRS = {
@@ -36,14 +36,14 @@ REPAIRS = {
 
 
 class OtherPolicyError(UsageError):
-    """A server serves with another policy than was asked for."""
+    """A server serves with another policy than expected."""
 
 
 def go_past_proxies(url: str) -> None:
-    """Has this process, and `vllm bench serve` in it, ask a server of ours directly.
+    """Makes this process, and `vllm bench serve` in it, call this server directly.
 
-    A proxy of the user does not know our loopback address, and what their .netrc has
-    for it would take the place of the API key. Downloads still go through the proxy.
+    A proxy does not know our loopback address, and an entry of the user's .netrc would
+    replace the API key. Downloads still go through the proxy.
     """
     names = ("no_proxy", "NO_PROXY")
     hosts = [host for name in names if (host := os.environ.get(name))]
@@ -56,11 +56,10 @@ def go_past_proxies(url: str) -> None:
 class Scrape(NamedTuple):
     ranks: int
     exchange_us: float | None
-    """Mean on the rank that waits least, since the server started; None if there was
-    no exchange."""
+    """The mean exchange on the rank that waits least, since the server started or was
+    switched; None if there was no exchange."""
     costs: Mapping[str, float]
-    """What `adaptive` has learned, seconds by part; the mean of the ranks. Of a turn
-    what it knew at the end, and of decodes the median while the load was sent."""
+    """What `adaptive` has learned: seconds by part of a step, the mean of the ranks."""
 
 
 class Endpoint:
@@ -72,7 +71,7 @@ class Endpoint:
         Args:
             url: without a path.
             header: each as NAME=VALUE, as of `vllm bench serve`.
-            insecure: whether certificates are not looked at.
+            insecure: whether certificates are not verified.
         """
         self.url = url.rstrip("/")
         address_of(url)
@@ -92,13 +91,13 @@ class Endpoint:
         self.verify = not insecure
         # The load's client knows this variable, and `requests` does not.
         verify = self.verify and (os.environ.get("SSL_CERT_FILE") or True)
-        self._how: dict[str, Any] = {"headers": self.headers, "verify": verify}
+        self._options: dict[str, Any] = {"headers": self.headers, "verify": verify}
 
     def problem(self) -> str:
-        """Why it does not serve a model yet; empty if it does."""
+        """Why the server is not ready; empty if it is."""
         url = f"{self.url}/v1/models"
         try:
-            answer = requests.get(url, timeout=5, **self._how)
+            answer = requests.get(url, timeout=5, **self._options)
         except requests.RequestException as error:
             return f"{url}: no answer ({_cause(error)})"
         if answer.status_code in (401, 403):
@@ -114,11 +113,11 @@ class Endpoint:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise UsageError(
                 f"{self.url}/v1/models: names no model; give the address of a server."
-                f"{self.way}"
+                f"{self.proxy_hint}"
             ) from None
 
     def ask(self) -> None:
-        """One short request, so that a policy has decided.
+        """Sends one short request, so that the policy takes a decision.
 
         Greedy, as not every server drafts for others.
         """
@@ -159,7 +158,7 @@ class Endpoint:
             raise UsageError(
                 f"{self.url}/metrics: has no statistics of vLLM; serve without "
                 "--disable-log-stats, and give the address of the server itself."
-                f"{self.way}"
+                f"{self.proxy_hint}"
             )
         serving = policies if has_gate else {"off"}
         if self._before is not None:
@@ -181,7 +180,7 @@ class Endpoint:
         return Scrape(
             len(ranks),
             min(means, default=None),
-            # All are 0 until the policy of now has learned some.
+            # All are 0 until the current policy has learned some.
             {part: statistics.fmean(values) for part, values in costs.items()}
             if any(map(any, costs.values()))
             else {},
@@ -191,15 +190,15 @@ class Endpoint:
         return str(policies.ask(self.url, insecure=not self.verify)["policy"])
 
     def switch(self, policy: str) -> None:
-        """Has the server take a policy; its figures are since then."""
+        """Switches the server to a policy; `figures` then count from the switch."""
         policies.change(self.url, policy, insecure=not self.verify, send=self.ask)
         self._before = None
         self.figures()
         self._before = self._counts
 
     @property
-    def way(self) -> str:
-        """For an error: the proxy that may have answered instead; else empty."""
+    def proxy_hint(self) -> str:
+        """A sentence for errors on a proxy that may have answered, or empty."""
         proxies = requests.utils.get_environ_proxies(self.url)
         proxy = requests.utils.select_proxy(self.url, proxies)
         if not proxy:
@@ -214,19 +213,21 @@ class Endpoint:
     def _get(self, path: str) -> requests.Response:
         return self._call("GET", path)
 
-    def _call(self, method: str, path: str, **more: Any) -> requests.Response:
-        url, how = self.url + path, self._how | more
+    def _call(self, method: str, path: str, **extra: Any) -> requests.Response:
+        url, options = self.url + path, self._options | extra
         try:
-            answer = requests.request(method, url, timeout=SECONDS, **how)
+            answer = requests.request(method, url, timeout=SECONDS, **options)
         except requests.RequestException as error:
-            raise UsageError(f"{url}: no answer ({_cause(error)}).{self.way}") from None
+            raise UsageError(
+                f"{url}: no answer ({_cause(error)}).{self.proxy_hint}"
+            ) from None
         if not answer.ok:
-            raise UsageError(f"{_refusal(url, answer)}.{self.way}")
+            raise UsageError(f"{_refusal(url, answer)}.{self.proxy_hint}")
         return answer
 
 
 def _key(variable: str) -> str:
-    """A key of the environment, where `vllm bench serve` finds it as it is sent."""
+    """A stripped key, also put back for `vllm bench serve`, which does not strip it."""
     try:
         key = key_of(variable)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Refuses to start where another vLLM is mixed into this one, or Triton cannot work.
+"""Refuses to start if another vLLM is mixed into this one, or Triton cannot work.
 
 Entry point of group ``vllm.platform_plugins``: the first thing that vLLM asks in every
 process, before it imports a platform that may not fit. It names no platform.
@@ -19,8 +19,8 @@ from vllm_balance.verify import NAMES, repair_mixed, strangers
 PROJECT = "triton-ascend"
 BACKEND = Path("backends", "ascend")
 NOT_DECLARED = "pybind11"
-"""triton-ascend imports it and does not say that it requires it; without it, vLLM goes
-on without Triton."""
+"""A requirement that triton-ascend does not declare; without it, vLLM goes on without
+Triton."""
 
 
 def register() -> None:
@@ -72,21 +72,20 @@ def triton_problem() -> str | None:
     It is required where the installed vllm names triton-ascend and torch_npu is there;
     without that the plugin itself refuses.
     """
-    wanted = _requirement()
-    if wanted is None or folder_of("torch_npu") is None:
+    requirement = _requirement()
+    if requirement is None or folder_of("torch_npu") is None:
         return None
     repair = (
-        f"pip uninstall --yes triton {PROJECT}; pip install --no-deps '{wanted}' "
+        f"pip uninstall --yes triton {PROJECT}; pip install --no-deps '{requirement}' "
         "--extra-index-url <the vendor's index>"
     )
     folder = folder_of("triton")
-    over = next((d.version for d in distributions(name="triton")), None)
+    triton = next((d.version for d in distributions(name="triton")), None)
     if folder is None:
         problem = "triton: expected the files of triton-ascend, found no such package"
-    elif over is not None:
-        problem = (
-            f"{folder}: expected the files of {PROJECT}, found triton {over} over them"
-        )
+    elif triton is not None:
+        problem = f"{folder}: expected the files of {PROJECT}, "
+        problem += f"found triton {triton} over them"
     elif not (folder / BACKEND).is_dir():
         problem = f"{folder}: expected triton-ascend, found no {BACKEND} in it"
     elif folder_of(NOT_DECLARED) is None:
@@ -94,19 +93,19 @@ def triton_problem() -> str | None:
         repair = f"pip install {NOT_DECLARED}"
     else:
         return None
-    what = "The server would start and die at the first request"
-    return f"{problem}. {what}. Repair: {repair}"
+    effect = "The server would start and die at the first request"
+    return f"{problem}. {effect}. Repair: {repair}"
 
 
 def _requirement() -> str | None:
     """The requirement of the installed vllm, `triton-ascend==3.2.2`, or None."""
     requirements = [
-        each.distribution.requires or [] for each in find_installed("vllm")[:1]
+        vllm.distribution.requires or [] for vllm in find_installed("vllm")[:1]
     ]
-    ours = (
+    matches = (
         line
         for lines in requirements
         for line in lines
         if re.match(rf"{PROJECT}\b", line)
     )
-    return next((line.partition(";")[0].strip() for line in ours), None)
+    return next((line.partition(";")[0].strip() for line in matches), None)

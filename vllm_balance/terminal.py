@@ -1,4 +1,4 @@
-"""What a terminal can show, and what becomes of a command whose output has no place."""
+"""Output that a terminal cannot show, or that cannot be written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def print_anything() -> None:
-    """From now on a letter that standard output cannot take is escaped.
+    """Escape letters that standard output cannot encode.
 
-    Else a command would end at its last line, with all its work done.
+    Else a command would fail at its last line, with all its work done.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -23,9 +23,9 @@ def print_anything() -> None:
 
 
 def printing(command: Callable[[], int]) -> int:
-    """The status of a command, or one that says that its output was cut off.
+    """The exit status of a command, or another one if its output was cut off.
 
-    The reader of a pipe may have seen enough, and a disk may be full.
+    The reader of a pipe may have ended, and a disk may be full.
     """
     try:
         status = command()
@@ -34,7 +34,7 @@ def printing(command: Callable[[], int]) -> int:
         is_pipe = isinstance(error, BrokenPipeError)
         if error.filename or not (is_pipe or error.errno in FULL):
             raise
-        # Else Python would try once more at the end.
+        # Else Python would flush again at its exit, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if is_pipe:
             return 128 + signal.SIGPIPE

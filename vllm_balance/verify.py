@@ -1,4 +1,4 @@
-"""Is what is installed what was built: every file, every distribution."""
+"""Compares every installed file and distribution with the build."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ def run(chosen: argparse.Namespace) -> int:
     findings = verify_installation(info, find_installed(*NAMES))
     for finding in findings[:MOST_FINDINGS]:
         print(finding, file=sys.stderr)
-    if rest := len(findings[MOST_FINDINGS:]):
-        print(f"{rest} more; run this again when those are repaired", file=sys.stderr)
+    if hidden := len(findings[MOST_FINDINGS:]):
+        print(f"{hidden} more; run this again when those are repaired", file=sys.stderr)
     if not findings:
         print(f"{info.wheel}: installed as it was built")
     return 1 if findings else 0
 
 
 def verify_installation(info: BuildInfo, installed: Sequence[Installed]) -> list[str]:
-    """A sentence with its repair on each thing that is not as it was built.
+    """A sentence with its repair on each difference from the build.
 
     Files are compared once no distribution is wrong: those of another would all differ.
     """
-    wanted = _wanted(info)
+    versions = _expected_versions(info)
     repair = repair_mixed(info, installed)
     findings = [f"{line}; repair: {repair}" for line in strangers(info, installed)]
     findings += [
-        f"{name} {wanted[name]}: expected to be installed, found none; repair: "
+        f"{name} {versions[name]}: expected to be installed, found none; repair: "
         f"{_reinstall(info)}"
-        for name in sorted(wanted.keys() - {d.name for d in installed})
+        for name in sorted(versions.keys() - {d.name for d in installed})
     ]
     return findings or list(_check_files(installed[0], info))
 
 
-def _wanted(info: BuildInfo) -> dict[str, str]:
+def _expected_versions(info: BuildInfo) -> dict[str, str]:
     return {normalise(name): version for name, version in info.distributions.items()}
 
 
 def strangers(info: BuildInfo, installed: Iterable[Installed]) -> Iterator[str]:
-    """A sentence on each of `found` that is not part of the wheel."""
-    wanted = _wanted(info)
-    for each in installed:
-        expected = f"no {each.name} beside the wheel for {info.target}"
-        if each.name in wanted:
-            expected = f"only {each.name} {wanted[each.name]}"
-        if wanted.get(each.name) != each.version:
-            there = f"{each.name} {each.version}"
-            yield f"{each.folder}: expected {expected}, found {there}"
+    """A sentence on each distribution that is not part of the wheel."""
+    versions = _expected_versions(info)
+    for distribution in installed:
+        expected = f"no {distribution.name} beside the wheel for {info.target}"
+        if distribution.name in versions:
+            expected = f"only {distribution.name} {versions[distribution.name]}"
+        if versions.get(distribution.name) != distribution.version:
+            actual = f"{distribution.name} {distribution.version}"
+            yield f"{distribution.folder}: expected {expected}, found {actual}"
 
 
 def repair_mixed(info: BuildInfo, installed: Iterable[Installed]) -> str:
-    """The commands that leave this wheel and nothing else.
+    """The commands that leave only this wheel installed.
 
     One run of pip takes one distribution of a name, and there may be several.
     """
@@ -78,14 +78,14 @@ def _check_files(main: Installed, info: BuildInfo) -> Iterator[str]:
     """Findings for single files; `main` is the distribution whose RECORD has them."""
     files, repair = main.files, _reinstall(info)
     if not files:
-        there = f"{main.folder}: expected the RECORD of {main.name} there, found none"
-        yield f"{there}; repair: {repair}"
+        message = f"{main.folder}: expected the RECORD of {main.name} there, found none"
+        yield f"{message}; repair: {repair}"
         return
     for path, sha256 in files.items():
-        # Byte code has no hash in RECORD and anybody may clean it away.
+        # Byte code has no hash in RECORD, and may have been removed.
         if sha256 and not (path.is_file() and sha256_of(path) == sha256):
-            how = "modified" if path.is_file() else "missing"
-            yield f"{path}: expected as it was built, found {how}; repair: {repair}"
+            state = "modified" if path.is_file() else "missing"
+            yield f"{path}: expected as it was built, found {state}; repair: {repair}"
     for package in PACKAGES:
         for path in _files_of(main.folder / package):
             if path not in files:

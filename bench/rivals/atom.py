@@ -1,4 +1,4 @@
-"""ATOM's coalescer: a prefill waits until all ranks together fill a step well enough.
+"""ATOM's coalescer: prefills wait until the prompts of all ranks fill a step enough.
 
 Written from its description (#1611, on by default there with several ranks), with the
 defaults of 07b9fdc. Left out are its watermark of the KV cache's usage, which rows
@@ -11,19 +11,19 @@ from vllm_balance.core.policies.rows import Snapshot
 from . import HOLD
 
 TARGET_FILL = 0.9
-"""Of the steps of all ranks, that a release has to fill."""
+"""Share of the ranks' step tokens that a release has to fill."""
 MAX_HOLD, MAX_HOLD_IN_PROMPT, STALLED = 200, 100, 10
-"""Steps that a hold may last, in the middle of a prompt, and with nothing new."""
+"""Steps that a hold may last: at all, with a prompt begun, and with no new tokens."""
 
 
 class AtomCoalescer:
-    """All ranks at once; they decide alike."""
+    """The coalescers of all ranks, which decide alike."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         self._held = self._stalled = self._tokens = 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -38,7 +38,7 @@ class AtomCoalescer:
         ranks = len(snapshot.step)
         able = sum(map(bool, snapshot.pending))
         if not able:
-            # Not open: a request that has come since would slip through alone.
+            # Not open: a request that arrives now would prefill alone.
             return not any(snapshot.running)
         if not any(snapshot.decoding) or self._held >= MAX_HOLD:
             return True

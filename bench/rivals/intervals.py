@@ -21,7 +21,7 @@ class VLLMInterval:
         self.reset()
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         self._decisions: Sequence[Decision] = ()
         self._saturated: list[bool] = []
 
@@ -49,7 +49,7 @@ class Spaced:
         self._rule, self._interval, self._since = rule, interval, interval
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         self._rule.reset()
         self._since = self._interval
 

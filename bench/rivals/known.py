@@ -1,4 +1,4 @@
-"""The rivals by the names that results, tables and programs call them by."""
+"""The rivals, by their names in results, tables and programs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,17 +16,16 @@ from .sglang import SGLangDelayer, SGLangDelayer0523
 
 
 class _Timed:
-    """A rule that is told the prompt tokens of the step that a time is of."""
+    """A rule that gets each step's time with the prompt tokens of that step."""
 
     def __init__(self, make: Callable[[], Controller], in_flight: int) -> None:
         self._rule, self._steps = make(), StepsInFlight(in_flight)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """As the rule does."""
         return self._rule.decide(self._steps.timed(snapshot))
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Resets the rule at the end of a wave."""
         self._rule.reset()
         self._steps.reset()
 
@@ -45,4 +44,4 @@ _RULES: Mapping[str, Callable[[], Controller]] = {
 CONTROLLERS: Mapping[str, MakeController] = {
     name: partial(_Timed, make) for name, make in _RULES.items()
 }
-"""Rules that hold prompts; of SGLang's by how many passes they do at most."""
+"""Rules by name; SGLang's names have the largest number of passes that they hold."""

@@ -1,8 +1,8 @@
 """MindIE-LLM's ranks, which vote whether all prefill in a step or none does.
 
-Written from its scheduler (8b4871a), with its defaults; its usual wish, for a prefill
-as soon as there is a prompt, is `off` on few ranks. There a step is of prefills or
-of decodes alone; here a step with prefills has decodes, too.
+Written from its scheduler (8b4871a), with its defaults. Its default stage rule, a vote
+for a prefill as soon as there is a prompt, is `off` on few ranks. Its steps have only
+prefills or only decodes; here a step with prefills has decodes, too.
 """
 
 from enum import Enum
@@ -14,24 +14,24 @@ from . import HOLD
 
 
 class Stage(Enum):
-    """By what a rank wishes for a prefill."""
+    """The condition on which a rank votes for a prefill."""
 
     WASTE = 1
-    """Once empty slots have wasted as much as a prefill would take from decodes."""
+    """Free slots have wasted as much time as a prefill would take from decodes."""
     LAXITY = 2
-    """Once the first token has less of its limit left than the next one of a decode."""
+    """The first token has a smaller share of its limit left than a decode's next."""
 
 
 WASTED, PREFILL = 0.05, 0.15
-"""Seconds that a free slot wastes in a step, and those of a prefill."""
+"""Seconds that a free slot wastes in a step, and that a prefill takes."""
 TTFT, TPOT = 1.5, 0.05
-"""Seconds that are expected."""
+"""Limits of TTFT and TPOT in seconds."""
 RECENT = 0.05
-"""What a new step counts in the times that are predicted."""
+"""The weight of a new step in the predicted times."""
 
 
 class MindIE:
-    """All ranks at once; they decide alike."""
+    """The votes of all ranks, and their common decision."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -39,21 +39,21 @@ class MindIE:
         self.reset()
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         self._wasted: list[float] = []
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Prefill on all if as many ranks wish for it as for decodes; some abstain."""
+        """Prefills on all ranks if at least as many vote for it as against."""
         seconds = max(snapshot.step_time_us) * SECONDS
         if any(snapshot.prefill_tokens):
             self._prefill += RECENT * (seconds - self._prefill)
         else:
             self._decode += RECENT * (seconds - self._decode)
         self._wasted = self._wasted or [0.0] * len(snapshot.step)
-        wishes = [self._wishes(snapshot, rank) for rank in range(len(snapshot.step))]
-        return OPEN if wishes.count(True) >= wishes.count(False) else HOLD
+        votes = [self._vote(snapshot, rank) for rank in range(len(snapshot.step))]
+        return OPEN if votes.count(True) >= votes.count(False) else HOLD
 
-    def _wishes(self, snapshot: Snapshot, rank: int) -> bool | None:
+    def _vote(self, snapshot: Snapshot, rank: int) -> bool | None:
         if not snapshot.pending[rank]:
             return False if snapshot.decoding[rank] else None
         if not snapshot.decoding[rank]:
@@ -66,5 +66,5 @@ class MindIE:
                 return False
             self._wasted[rank] = 0.0
             return True
-        left = (TTFT - waited - self._prefill) / TTFT
-        return left < (TPOT - self._decode) / TPOT
+        laxity = (TTFT - waited - self._prefill) / TTFT
+        return laxity < (TPOT - self._decode) / TPOT

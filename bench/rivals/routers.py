@@ -1,8 +1,8 @@
-"""Who chooses ranks but the front-ends of this distribution.
+"""Load balancers other than the front-ends of this distribution.
 
-The load balancer of a later vLLM, routers in front of all API servers that do not look
-at the ranks or keep sessions together, and the dispatch of another engine, which looks
-into the ranks' KV caches.
+The load balancer of a later vLLM, routers in front of all API servers that ignore the
+state of the ranks or keep sessions together, and the dispatch of another engine, which
+looks into the ranks' KV caches.
 """
 
 import math
@@ -25,9 +25,9 @@ from vllm_balance.simulator.requests.request import SimRequest
 class Balancer030(LoadBalancer):
     """The load balancer of vLLM 0.30 to 0.33.
 
-    The least of the greater of own requests in flight times the API servers and
-    published counts, more for a queue on a rank whose KV cache is more than half full;
-    scanned from a rank that moves on.
+    A rank's load is the greater of two counts: this server's requests in flight times
+    the API servers, and the published count. A queue counts more where the KV cache is
+    more than half full. The scan for the least starts one rank further each time.
     """
 
     def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
@@ -37,7 +37,7 @@ class Balancer030(LoadBalancer):
         self._start = ranks * server.index // server.count
 
     def publish(self, counts: Counts) -> None:
-        """Forgets what was counted locally since the last time."""
+        """Replaces the counts, with all that was added locally."""
         self._counts = list(counts)
 
     def _score(self, rank: int) -> float:
@@ -57,12 +57,12 @@ class Balancer030(LoadBalancer):
         return rank
 
     def finished(self, request: SimRequest) -> None:
-        """Seen at once: the responses pass the same front-end."""
+        """Takes effect at once: the responses pass the same front-end."""
         self._in_flight[request.rank] -= 1
 
 
 class BlindBalancer(LoadBalancer):
-    """A router that does not look at the ranks; it draws each rank from a source."""
+    """A router that ignores the state of the ranks; `draw` gives each rank."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
         self._draw = draw
@@ -95,28 +95,28 @@ class DealByPrefix(LoadBalancer):
     After reading `adp_router.py` of its main branch in 2026 (#12315, with the cap of
     the slots): the model was not run beside it. Requests wait in one queue until there
     is a slot on any rank, and those that leave it in a step are dealt out at once, by
-    the tokens that a rank does not have cached plus its load. That are the prompt
-    tokens of its requests that were not cached, until they end.
+    the tokens that a rank does not have cached plus its load: the prompt tokens of its
+    requests that were not cached, until they end.
     """
 
     is_dealt = True
     LOAD_WEIGHT = 1.0
     """`kv_cache_routing_load_balance_weight`."""
     MATCH_THRESHOLD = 0.1
-    """`kv_cache_routing_match_rate_threshold`: less of a prompt is not looked at."""
+    """`kv_cache_routing_match_rate_threshold`: smaller matches are ignored."""
     FAIR_SHARE = 2.0
-    """`kv_cache_routing_fair_share_multiplier`: that many times the mean requests of a
-    rank are the most that it gets."""
+    """`kv_cache_routing_fair_share_multiplier`: a rank gets at most so many times the
+    mean requests of a rank."""
 
     def __init__(self, ranks: int, slots: int, cached: CachedTokens) -> None:
         self._slots, self._cached = slots, cached
         self._counts, self._tokens = [0] * ranks, [0] * ranks
         self._loads: dict[int, int] = {}
-        """By number of a request in flight, what it counts."""
+        """The load of each request in flight, by its number."""
         self._queue: list[SimRequest] = []
 
     def deal(self, arrived: Sequence[SimRequest]) -> list[tuple[int, SimRequest]]:
-        """Takes what has arrived, and deals out what fits, each with its rank."""
+        """Queues the arrived requests; returns those that fit, each with its rank."""
         self._queue += arrived
         counts = self._counts
         room = len(counts) * self._slots - sum(counts)
@@ -124,32 +124,31 @@ class DealByPrefix(LoadBalancer):
         if not batch:
             return []
         fair = math.ceil((sum(counts) + len(batch)) / len(counts))
-        most = min(self._slots, max(math.ceil(self.FAIR_SHARE * fair), *counts))
+        limit = min(self._slots, max(math.ceil(self.FAIR_SHARE * fair), *counts))
         # Prompts of one session follow on each other, the longest first.
-        batch.sort(key=lambda each: (each.session, -each.prompt_len))
-        return [(self._choose(request, most), request) for request in batch]
+        batch.sort(key=lambda request: (request.session, -request.prompt_len))
+        return [(self._choose(request, limit), request) for request in batch]
 
-    def _choose(self, request: SimRequest, most: int) -> int:
+    def _choose(self, request: SimRequest, limit: int) -> int:
         tokens, length = self._tokens, request.prompt_len
-        ranks = [rank for rank, count in enumerate(self._counts) if count < most]
+        ranks = [rank for rank, count in enumerate(self._counts) if count < limit]
         load = max(sum(tokens[rank] for rank in ranks), length)
-        found = {rank: self._cached(rank, request) for rank in ranks}
-        looks = max(found.values()) > self.MATCH_THRESHOLD * length
+        cached = {rank: self._cached(rank, request) for rank in ranks}
+        uses_cache = max(cached.values()) > self.MATCH_THRESHOLD * length
         random.Random(request.index).shuffle(ranks)
         scores = {
             rank: length
-            - looks * found[rank]
+            - uses_cache * cached[rank]
             + self.LOAD_WEIGHT * tokens[rank] / load * length
             for rank in ranks
         }
         rank = min(ranks, key=lambda rank: (scores[rank], tokens[rank]))
-        self._loads[request.index] = max(0, length - found[rank])
+        self._loads[request.index] = max(0, length - cached[rank])
         self._counts[rank] += 1
         tokens[rank] += self._loads[request.index]
         return rank
 
     def finished(self, request: SimRequest) -> None:
-        """It no longer counts."""
         self._counts[request.rank] -= 1
         self._tokens[request.rank] -= self._loads.pop(request.index)
 
@@ -182,4 +181,4 @@ ROUTERS: Mapping[str, MakeBalancers] = {
         )
     ),
 }
-"""By name; "skewed" draws ranks, the i-th as often as 1 / √i."""
+"""Routers by name; "skewed" draws rank i with a weight of 1 / √i, counted from 1."""

@@ -17,11 +17,11 @@ from vllm_balance.core.policies.rows import Snapshot
 from . import HOLD
 
 WINDOW = 16
-"""Prefill batches that are remembered."""
+"""The number of recent prefill batches that count."""
 
 
 class RankState(NamedTuple):
-    """What a rank of SGLang tells the others."""
+    """The state that a rank of SGLang sends to the others."""
 
     prefillable: bool
     """Whether it has a request that could start or continue to prefill."""
@@ -34,7 +34,7 @@ class RankState(NamedTuple):
 
 
 class SGLangDelayer0523:
-    """All ranks' delayers at once; they decide alike."""
+    """The delayers of all ranks, which decide alike."""
 
     def __init__(self, max_delay_passes: int) -> None:
         """A hold lasts that many passes; named as SGLang's server argument."""
@@ -44,13 +44,13 @@ class SGLangDelayer0523:
         self._skip_first = True
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         self._passes = 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """One decision for all ranks."""
         if not any(snapshot.pending):
-            # Not open: a request that has come since would slip through alone.
+            # Not open: a request that arrives now would prefill alone.
             self._passes = 0
             return HOLD if any(snapshot.running) else OPEN
         states = [
@@ -73,7 +73,7 @@ class SGLangDelayer0523:
         self._passes = 0 if allowed else self._passes + 1
         for batches, state in zip(self._batches, states, strict=True):
             if state.prefillable:
-                # What starts is not known yet; SGLang too takes this for what it holds.
+                # The batch that starts is not known yet; SGLang estimates it so, too.
                 free = max(state.slots - state.running, 1)
                 batches.append(min(max(state.waiting, 1), free))
         return allowed
@@ -91,15 +91,14 @@ class SGLangDelayer0523:
         return self._passes >= self._max_passes - 1
 
     def _waits_for_more(self, states: Sequence[RankState]) -> bool:
-        """Whether a larger batch can be hoped for."""
+        """Whether waiting may give a larger batch."""
         largest = max(max(batches, default=0) for batches in self._batches)
         running = max(state.running for state in states)
         return min(state.slots for state in states) - running < largest
 
 
 class SGLangDelayer(SGLangDelayer0523):
-    """The first: when all ranks can prefill, everybody goes."""
+    """The first delayer: when all ranks can prefill, all do."""
 
     def _waits_for_more(self, states: Sequence[RankState]) -> bool:
-        """It never does."""
         return False

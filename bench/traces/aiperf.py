@@ -1,12 +1,12 @@
-"""Writes what AIPerf synthesizes as sessions of the simulator.
+"""Converts sessions that AIPerf synthesizes for the simulator.
 
 ::
 
     aiperf synthesize agentic-code --num-sessions 60 --seed 42
     python bench/traces/aiperf.py default_60s_seed42_*/dataset.jsonl
 
-AIPerf's rows say what each turn adds. A prompt here is all prompts and answers before
-it and what it adds, as it is sent; equal hash ids are equal text in all sessions.
+AIPerf's rows have what each turn adds. A prompt here has all prompts and answers before
+it, too, as it is sent; equal hash ids are equal text in all sessions.
 """
 
 import itertools
@@ -20,31 +20,31 @@ BLOCK = 512
 
 
 def sessions(rows: Iterable[dict]) -> Iterator[dict]:
-    """In order; only whole blocks have an id that others find."""
+    """The sessions in order; only whole blocks have an id that others share."""
     unused = itertools.count(10**6)
     for name, turns in itertools.groupby(rows, lambda row: row["session_id"]):
-        requests, sent, kept = [], 0, 0
+        requests, sent, blocks = [], 0, 0
         for turn in turns:
             prompt = sent + turn["input_length"]
-            new = prompt // BLOCK - kept
+            new = prompt // BLOCK - blocks
             ids = [next(unused) for _ in range(new)] if requests else turn["hash_ids"]
             spans = _spans(ids[:new])
             think = round(turn.get("delay", 0) / 1e3, 4)
             output = turn["output_length"]
-            requests.append([0, prompt, output, 0, think, kept, spans])
-            sent, kept = prompt + output, kept + new
+            requests.append([0, prompt, output, 0, think, blocks, spans])
+            sent, blocks = prompt + output, blocks + new
         head = {"id": name, "block_size": BLOCK, "hash_id_scope": "global"}
         yield head | {"requests": requests}
 
 
 def _spans(ids: Iterable[int]) -> list[list[int]]:
-    found: list[list[int]] = []
-    for each in ids:
-        if found and sum(found[-1]) == each:
-            found[-1][1] += 1
+    spans: list[list[int]] = []
+    for block_id in ids:
+        if spans and sum(spans[-1]) == block_id:
+            spans[-1][1] += 1
         else:
-            found.append([each, 1])
-    return found
+            spans.append([block_id, 1])
+    return spans
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Judges a policy beside off in worlds that are not kind to it.
+"""Compares a policy with off in adverse worlds.
 
 As a program, prints the worlds in which it harms:
 `python bench/worlds/hostile.py --seeds 0..1000`.
@@ -40,19 +40,19 @@ from vllm_balance.simulator.scenario import Scenario, simulate
 from vllm_balance.simulator.step_time.model import Loads
 
 MEAN, TAIL, TAIL_SECONDS = 1.02, 2.0, 2.0
-"""Mean end-to-end time, and p99 of TTFT, against those of off: factors, and seconds
-that are added to the second."""
+"""Limits over those of off: factors of mean latency and of p99 TTFT, and seconds that
+are added to the latter."""
 COSTS, COST_STEPS = 3.0, 0.5
-"""Learned costs against what is true: a factor, and decode steps that are added."""
+"""How far learned costs may be off: a factor, and decode steps that are added."""
 RECENT, KNOWN = 200, 20
 """Steps over which costs are judged; and how many of them must prefill, and how many
-must not, for costs to be known."""
+must not, before they are."""
 AGAIN = (4, 12)
-"""Runs more, with other noise, before a world counts as harm: then more of them."""
+"""Further runs with other noise that must confirm a harm, in two stages."""
 
 
 class TrueStep(NamedTuple):
-    """What is true of a step, in seconds without noise, and its load."""
+    """The load of a step, and its true times in seconds, without noise."""
 
     prefill: Sequence[int]
     attended: Sequence[float]
@@ -61,7 +61,7 @@ class TrueStep(NamedTuple):
 
 
 class Device:
-    """The device of a world, in place of `CostModel`: its times depend on the time."""
+    """The device of a world, in place of `CostModel`: step times change over time."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
@@ -73,10 +73,10 @@ class Device:
         world, tokens, attended = self._world, loads.prefill, loads.attended
         if (slow := world.slow_rank) != 1:
             loads = Loads(*([*column[:-1], column[-1] * slow] for column in loads))
-        whole = world.cost.step_seconds(loads)
-        nothing = [0] * len(loads.prefill)
-        decode = world.cost.step_seconds(loads._replace(prefill=nothing))
-        prefill = (whole - decode) * world.speed(now)
+        total = world.cost.step_seconds(loads)
+        no_prefill = [0] * len(loads.prefill)
+        decode = world.cost.step_seconds(loads._replace(prefill=no_prefill))
+        prefill = (total - decode) * world.speed(now)
         decode *= world.speed(now) * world.decode_speed(now)
         self.recent.append(TrueStep(tokens, attended, decode, prefill))
         seconds = world.cost.noisy(decode + prefill, self._rng)
@@ -90,10 +90,10 @@ class Device:
 
 
 class Leaving:
-    """Clients that may go away, in whatever state their requests are."""
+    """Aborts the requests of clients that go away, in any state."""
 
     def __init__(self, requests: Sequence[SimRequest], after: dict[int, float]) -> None:
-        """By number of a request, seconds after which its client goes away."""
+        """Takes by request number the seconds after which its client goes away."""
         self._after = after
         self._patient = [request for request in requests if request.index in after]
 
@@ -126,7 +126,7 @@ def _abort(rank, request: SimRequest) -> bool:
 
 
 class Copies:
-    """The policy as ranks have it: each its own, shown equal snapshots."""
+    """Two copies of a policy, as two ranks have, which get equal snapshots."""
 
     def __init__(self, policy: str, in_flight: int) -> None:
         self.copies = [make_controller(policy, in_flight) for _ in range(2)]
@@ -139,9 +139,9 @@ class Copies:
         return decisions[0]
 
     def reset(self) -> None:
-        """A wave has ended; a rank that joins now gets what another knows."""
-        for each in self.copies:
-            each.reset()
+        """Ends a wave; a rank that joins copies the state of another."""
+        for copied in self.copies:
+            copied.reset()
         self.copies[1] = copy.deepcopy(self.copies[0])
 
     @property
@@ -154,21 +154,21 @@ class Served(NamedTuple):
     mean: float
     """End-to-end time."""
     tail: float
-    """p99 of the time to first token."""
+    """p99 TTFT."""
     end: float
     costs: str
-    """What is wrong with the learned costs, if anything."""
+    """What is wrong with the learned costs; empty if nothing is."""
 
 
 def wrong_costs(cost, steps: Sequence[TrueStep], largest: int) -> str:
-    """What is wrong with learned costs, beside the recent steps (medians)."""
+    """How learned costs differ from the medians of recent steps; empty if little."""
     prefills = [step for step in steps if any(step.prefill)]
     if cost is None or not KNOWN <= len(prefills) <= len(steps) - KNOWN:
         return ""
     true = statistics.median(step.decode_seconds for step in steps)
-    found = []
+    problems = []
     if not true / COSTS <= cost.decode <= true * COSTS:
-        found.append(f"decode {cost.decode:.3g}, true {true:.3g}")
+        problems.append(f"decode {cost.decode:.3g}, true {true:.3g}")
     learned = statistics.median(
         cost.prefill_seconds(
             max(step.prefill) / largest,
@@ -181,15 +181,15 @@ def wrong_costs(cost, steps: Sequence[TrueStep], largest: int) -> str:
     excess = statistics.median(step.prefill_seconds for step in prefills)
     room = COST_STEPS * true
     if not excess / COSTS - room <= learned <= excess * COSTS + room:
-        found.append(f"prefill {learned:.3g}, true {excess:.3g}")
-    return "; ".join(found)
+        problems.append(f"prefill {learned:.3g}, true {excess:.3g}")
+    return "; ".join(problems)
 
 
 class Sent(NamedTuple):
-    made: Sequence[SimRequest]
+    sent: Sequence[SimRequest]
 
     def requests(self, rng: random.Random) -> Sequence[SimRequest]:
-        return self.made
+        return self.sent
 
 
 def _pinned(backends: Backends) -> LoadBalancer:
@@ -201,7 +201,7 @@ def _starved(backends: Backends) -> LoadBalancer:
 
 
 ONLY = {"pinned": one_for_all(_pinned), "starved": one_for_all(_starved)}
-"""All requests go to the first rank, or none."""
+"""Routers that send all requests to the first rank, or none."""
 BALANCERS = {**LOAD_BALANCERS, **ROUTERS, **ONLY}
 
 
@@ -217,7 +217,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) ->
     """The figures of a policy in a world.
 
     Raises:
-        AssertionError: copies disagree, costs are not finite, or it takes too long.
+        AssertionError: copies disagree, costs are not finite, or `until` has passed.
     """
     requests, leaving = world.requests(noise), world.leaving()
     limits = world.limits
@@ -238,7 +238,7 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) ->
     def watch(step: StepRecord) -> None:
         assert step.end < until, f"not done after {step.end:.0f} s"
 
-    done = simulate(
+    run = simulate(
         scenario,
         policy,
         controllers={} if copies is None else {policy: lambda in_flight: copies},
@@ -249,39 +249,39 @@ def serve(world: World, policy: str, noise: int = 0, until: float = math.inf) ->
         on_step=watch,
     )
     stayed = [request for request in requests if request.index not in leaving]
-    wrong = copies and wrong_costs(
+    problems = copies and wrong_costs(
         copies.cost, device.recent, limits.max_num_batched_tokens
     )
     return Served(
         statistics.fmean(r.done - r.sent for r in stayed),
         percentile(sorted(r.first_token - r.sent for r in stayed), 0.99),
-        done.steps[-1].end,
-        wrong or "",
+        run.steps[-1].end,
+        problems or "",
     )
 
 
 def harms(offs: Sequence[Served], policies: Sequence[Served]) -> list[str]:
-    """What is worse than may be, and than twice the standard error of off's noise."""
-    found = []
-    for what, factor, more in (("mean", MEAN, 0.0), ("tail", TAIL, TAIL_SECONDS)):
-        before = [getattr(off, what) for off in offs]
-        after = statistics.fmean(getattr(policy, what) for policy in policies)
+    """The figures beyond the limits plus two standard errors of off's noise."""
+    worse = []
+    for name, factor, seconds in (("mean", MEAN, 0.0), ("tail", TAIL, TAIL_SECONDS)):
+        before = [getattr(off, name) for off in offs]
+        after = statistics.fmean(getattr(policy, name) for policy in policies)
         spread = statistics.stdev(before) * math.sqrt(2) if before[1:] else 0.0
         allowance = 2 * spread / math.sqrt(len(before))
-        if after > factor * statistics.fmean(before) + more + allowance:
-            found.append(what)
-    return found
+        if after > factor * statistics.fmean(before) + seconds + allowance:
+            worse.append(name)
+    return worse
 
 
 def judge(world: World, policy: str) -> tuple[Served, Served | None, str]:
-    """The figures of off and of a policy, and what is harm also with other noise."""
+    """The figures of off and of a policy, and the harm that other noise confirms."""
     offs, policies = [serve(world, "off")], []
     until = 5 * offs[0].end + 100
     try:
         policies.append(serve(world, policy, until=until))
         harm = harms(offs, policies) if policy == "adaptive" else []
-        for more in AGAIN:
-            for noise in range(len(offs), len(offs) + (more if harm else 0)):
+        for runs in AGAIN:
+            for noise in range(len(offs), len(offs) + (runs if harm else 0)):
                 offs.append(serve(world, "off", noise))
                 policies.append(serve(world, policy, noise, until))
             harm = harm and harms(offs, policies)

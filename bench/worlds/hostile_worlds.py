@@ -1,4 +1,4 @@
-"""Worlds that are not kind to a policy: plain devices and requests, with troubles."""
+"""Adverse worlds for a policy: plain devices and requests, with troubles."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Phase(NamedTuple):
 
 
 Factor = Callable[[float], float]
-"""By virtual seconds."""
+"""A factor by virtual seconds."""
 Changes = dict[str, object]
 """Fields of a world, by name."""
 
@@ -38,17 +38,17 @@ class World:
     first_decode: float = 0.0
     """Seconds that the first step without prefill takes longer."""
     speed: Factor = lambda now: 1.0
-    """Of every step."""
+    """Factor of the time of every step."""
     decode_speed: Factor = lambda now: 1.0
-    """Of what a step takes without its prefill."""
+    """Factor of the time of a step without its prefill."""
     slow_rank: float = 1.0
     """Factor of the work of the last rank."""
     pauses: Sequence[tuple[float, float]] = ()
-    """When, and for how many seconds, some rank stops, and so all."""
+    """Times at which a rank stops, and so all do, and for how many seconds."""
     outliers: float = 0.0
     """Decode steps that one step in a hundred takes longer."""
     equal: bool = False
-    """Whether every request comes once for each rank."""
+    """Whether each request is sent as many times as there are ranks."""
     bursts: float = 0.0
     """Seconds between bursts in which requests come."""
     tiny: str | None = None
@@ -62,12 +62,12 @@ class World:
 
     @property
     def name(self):
-        """Seed and troubles, from which `parse` makes it again."""
+        """Seed and troubles, from which `parse` makes the world again."""
         return f"{self.seed}:{'+'.join(self.troubles)}"
 
     def requests(self, noise=0):
-        """What is sent; with noise, clients that wait for answers begin elsewhere."""
-        rng, found, start = random.Random(f"requests {self.seed}"), [], 0.0
+        """The requests; with noise, those of a closed loop begin with another one."""
+        rng, requests, start = random.Random(f"requests {self.seed}"), [], 0.0
         for phase in self.phases:
             prompt, output = (parse_lengths("", text) for text in phase[2:])
             now = start
@@ -78,16 +78,17 @@ class World:
                     lengths = parse_lengths("", self.tiny)(rng), rng.choice([1, 2])
                 due = now - now % self.bursts if self.bursts else now
                 for _ in range(self.limits.ranks if self.equal else 1):
-                    found.append(SimRequest(len(found), *lengths))
-                    found[-1].due = 0.0 if self.concurrency else due
-        found = found or [SimRequest(0, prompt(rng), output(rng), due=0.0)]
-        begin = random.Random(f"begin {noise}").randrange(max(1, len(found)))
-        return found[begin:] + found[:begin] if self.concurrency and noise else found
+                    requests.append(SimRequest(len(requests), *lengths))
+                    requests[-1].due = 0.0 if self.concurrency else due
+        requests = requests or [SimRequest(0, prompt(rng), output(rng), due=0.0)]
+        begin = random.Random(f"begin {noise}").randrange(max(1, len(requests)))
+        is_turned = self.concurrency and noise
+        return requests[begin:] + requests[:begin] if is_turned else requests
 
     def leaving(self):
-        """Of the requests whose clients go away, after how many seconds.
+        """By request the seconds after which its client goes away.
 
-        The first one stays, so that there is somebody to judge by.
+        The first client stays, so that there is a latency to judge.
         """
         rng = random.Random(f"patience {self.seed}")
         return {
@@ -126,26 +127,26 @@ def long_prompts(world, rng):
 
 
 def lone(world, rng):
-    """Short answers are remembered, it gets quiet, and few requests come, alone."""
+    """Short answers are learned, then silence, then a few requests come one by one."""
     silence = Phase(rng.choice([5, 900]), 0.0)
     few = Phase(30, 0.5, "4000", "600")
     return {"phases": [*phases(world, output="2"), silence, few]}
 
 
 def kv_full(world, rng):
-    """The KV cache holds little more than the longest request."""
+    """The KV cache has room for little more than the longest request."""
     longest = max(r.prompt_len + r.output_len for r in world.requests())
     return {"limits": replace(world.limits, kv_blocks=longest // 16 + 500)}
 
 
 def drift(world, rng):
-    """Steps take half as long again in the end."""
+    """Steps slow down, by half in the end."""
     at, seconds = moment(world, rng), rng.uniform(20, 300)
     return {"speed": lambda now: 1 + min(0.5, max(0.0, (now - at) / seconds))}
 
 
 def modes(world, rng):
-    """Decodes take either of two times, in turn."""
+    """The time of decodes alternates between two values."""
     period, slow = rng.uniform(5, 60), rng.uniform(1.5, 3)
     return {"decode_speed": lambda now: slow if now // period % 2 else 1.0}
 
@@ -216,7 +217,7 @@ TROUBLES: dict[str, Callable[[World, random.Random], Changes]] = {
 
 
 def make(troubles, seed, ranks=None):
-    """The world with these troubles; what else there is to choose is drawn."""
+    """A world with these troubles; all other parameters are drawn."""
     rng = random.Random(f"world {seed}")
     drawn, slots = rng.choice([2, 2, 4, 8, 8, 16]), rng.choice([8, 32, 128])
     ranks = ranks or drawn

@@ -1,6 +1,6 @@
-"""Two tenants share the ranks: does a policy make one pay for the other?
+"""Two tenants share the ranks: does a policy slow one of them down?
 
-As a program, prints who pays: `python bench/worlds/tenants.py --seeds 0..300`.
+As a program, prints which one: `python bench/worlds/tenants.py --seeds 0..300`.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from vllm_balance.simulator.step_time.model import CostModel
 from vllm_balance.simulator.step_time.presets import PRESETS
 
 MEAN, TAIL, TAIL_SECONDS = 1.1, 2.0, 2.0
-"""A tenant's mean end-to-end time, and p99 of TTFT, against those of off: factors, and
-seconds that are added to the second."""
+"""Limits over those of off: factors of a tenant's mean latency and p99 TTFT, and
+seconds that are added to the latter."""
 SECONDS, MOST = 300, 8000
-"""For which they send, and requests of both."""
+"""How long the tenants send, and the largest number of requests of one."""
 PROMPTS = (
     "1",
     "16",
@@ -45,19 +45,19 @@ OTHERS = "lognormal:2000:0.8:60000", "lognormal:180:0.6:2000"
 
 
 class Tenant(NamedTuple):
-    """Who sends requests of such prompts and answers."""
+    """A sender of requests, with its lengths of prompts and answers."""
 
     prompt: str
     answer: str
     load: float
     """Share of what the ranks can do."""
     burst: float = 0.0
-    """Seconds between which nothing comes."""
+    """Seconds between two bursts; 0 for no bursts."""
     duty: float = 1.0
-    """Share of each minute in which any comes."""
+    """Share of each minute in which requests come."""
 
     def requests(self, rng, limits, cost):
-        """When they come, and tokens of prompts and answers."""
+        """By request its time, and the tokens of prompt and answer."""
         prompt, answer = (parse_lengths("", text) for text in self[:2])
         drawn = [(prompt(rng), answer(rng)) for _ in range(200)]
         seconds = statistics.fmean(
@@ -65,17 +65,17 @@ class Tenant(NamedTuple):
             for p, a in drawn
         )
         rate = min(400.0, self.load * limits.ranks / seconds)
-        found, now = [], 0.0
-        while (now := now + rng.expovariate(rate)) < SECONDS and len(found) < MOST:
+        requests, now = [], 0.0
+        while (now := now + rng.expovariate(rate)) < SECONDS and len(requests) < MOST:
             if now % 60 < 60 * self.duty:
                 due = now - now % self.burst + rng.random() / 1e3 if self.burst else now
-                found.append((due, prompt(rng), answer(rng)))
-        return found
+                requests.append((due, prompt(rng), answer(rng)))
+        return requests
 
 
 @dataclass(frozen=True)
 class World:
-    """Ranks, and two who send to them."""
+    """Ranks, and the two tenants that send to them."""
 
     limits: RankLimits
     cost: CostModel
@@ -89,12 +89,12 @@ TINY = World(
     Tenant(*OTHERS, load=0.1),
     Tenant("uniform:1:20", "lognormal:160:1:4000", load=0.2, burst=40.0),
 )
-"""One sends many tiny requests at a time, whose answers take long. With `a` and `c` of
+"""One tenant sends bursts of tiny prompts with long answers. With `a` and `c` of
 the preset the median of the others is 2.5 times that of off, and their mean 1.08."""
 
 
 def draw(seed):
-    """Ranks and a tenant at random."""
+    """Draws ranks and a tenant."""
     rng = random.Random(f"tenants {seed}")
     limits = RankLimits(
         rng.choice([2, 4, 8]),
@@ -128,7 +128,7 @@ class Sent:
         self.num_prompts = len(rows)
 
     def requests(self, rng, count_tokens=None):
-        """As `Workload.requests`."""
+        """Returns the requests, as `Workload.requests` does."""
         return [
             SimRequest(number, prompt, answer, due=due)
             for number, (due, prompt, answer, _) in enumerate(self.rows)
@@ -136,19 +136,19 @@ class Sent:
 
 
 class TenantTimes(NamedTuple):
-    """Of one tenant, in seconds."""
+    """The latencies of a tenant, in seconds."""
 
     mean: float
-    """End-to-end time."""
+    """Mean end-to-end time."""
     median: float
-    """Time to first token."""
+    """Median time to first token."""
     tail: float
-    """The same, p99."""
+    """p99 of the time to first token."""
     count: int
 
 
 def serve(world, policy, seed=0):
-    """The figures of each, and of all."""
+    """The latencies of each tenant, and of all requests."""
     sent = Sent(world, seed)
     scenario = Scenario(
         world.limits,
@@ -158,19 +158,19 @@ def serve(world, policy, seed=0):
     )
     run = simulate(scenario, policy, seed)
     served = list(zip(run.requests, sent.rows, strict=True))
-    found = {}
+    times = {}
     for who in ("others", "tenant", "all"):
-        of = [each for each, row in served if who in (row[-1], "all")]
-        waits = sorted(each.first_token - each.sent for each in of)
-        if of:
-            mean = statistics.fmean(each.done - each.sent for each in of)
+        requests = [request for request, row in served if who in (row[-1], "all")]
+        waits = sorted(request.first_token - request.sent for request in requests)
+        if requests:
+            mean = statistics.fmean(request.done - request.sent for request in requests)
             tails = (percentile(waits, share) for share in (0.5, 0.99))
-            found[who] = TenantTimes(mean, *tails, len(of))
-    return found
+            times[who] = TenantTimes(mean, *tails, len(requests))
+    return times
 
 
 def who_pays(off, policy):
-    """Who is served worse than may be."""
+    """The tenants whose latency is beyond the limits."""
     return [
         who
         for who in off
@@ -183,13 +183,13 @@ def who_pays(off, policy):
 
 
 def judge(seed, policy="adaptive"):
-    """Who pays in a random world."""
+    """The tenants that are slowed down in a random world."""
     world = draw(seed)
     return who_pays(serve(world, "off", seed), serve(world, policy, seed))
 
 
 def main(arguments=None, show=tqdm.write):
-    """Prints who pays."""
+    """Prints the tenants that are slowed down."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seeds", default="0..100", help="FIRST..END")
     parser.add_argument("--policy", default="adaptive")

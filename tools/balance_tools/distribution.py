@@ -1,4 +1,4 @@
-"""What is built: the settings of distribution.toml and the choice of one wheel.
+"""The settings of distribution.toml, and the choice of one wheel.
 
 The build reads the choice from one environment variable, which `make wheel` sets.
 """

@@ -32,8 +32,8 @@ def remove_tree(path: Path) -> None:
 
 def named_in_part(names: Sequence[object]) -> str:
     shown = ", ".join(map(str, names[:MOST_NAMES]))
-    more = len(names) - MOST_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
+    hidden = len(names) - MOST_NAMES
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
 @contextmanager

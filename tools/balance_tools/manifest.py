@@ -1,4 +1,4 @@
-"""What a folder should hold: path and sha256 of every file."""
+"""Manifests of folders: path and sha256 of every file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST_NAME = ".vendor.json"
 @dataclass(frozen=True)
 class Manifest:
     inputs: Mapping[str, str]
-    """What decides the content, e.g. the sha256 of an archive."""
+    """The inputs that determine the content, e.g. the sha256 of an archive."""
     files: Mapping[str, str]
     """Posix path below the folder to its `content_sha256`."""
 
@@ -74,15 +74,15 @@ def walk(folder: Path) -> Iterator[str]:
 
 def files_of_ours(tree: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
     """The files that the manifest in a tree does not list, or that git tracks."""
-    known = Manifest.read(tree / MANIFEST_NAME)
-    paths = {path for path in known.unknown(tree) if path != MANIFEST_NAME}
+    manifest = Manifest.read(tree / MANIFEST_NAME)
+    paths = {path for path in manifest.unknown(tree) if path != MANIFEST_NAME}
     return sorted(paths | {path for path in tracked if os.path.lexists(tree / path)})
 
 
 def ignored_in(root: Path, names: Iterable[str]) -> set[str]:
-    """Those of `names`, relative to the repository, that its .gitignore leaves out.
+    """Returns which of `names`, relative to the repository, its .gitignore leaves out.
 
-    git is not asked, for the files of an archive have no repository.
+    Git is not called, because the files of an archive have no repository.
     """
     path = root / ".gitignore"
     if not path.is_file():
@@ -95,7 +95,7 @@ def ignored_in(root: Path, names: Iterable[str]) -> set[str]:
 
 
 def content_sha256(path: Path) -> str | None:
-    """The sha256 of a file; "" for what is none, None if it is not there."""
+    """The sha256 of a file; "" for anything else, None if nothing is there."""
     if path.is_file():
         return sha256_of(path)
     return "" if os.path.lexists(path) else None

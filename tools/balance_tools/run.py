@@ -42,13 +42,13 @@ def capture(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Ended:
-    words = list(map(str, command))
+    arguments = list(map(str, command))
     try:
         run = subprocess.run(
-            words, input=stdin, capture_output=True, env=env, cwd=cwd, check=False
+            arguments, input=stdin, capture_output=True, env=env, cwd=cwd, check=False
         )
     except FileNotFoundError:
-        name = words[0]
+        name = arguments[0]
         raise ToolError(
             f"{name}: expected this program on PATH, found none; install "
             f"{PACKAGE_OF.get(name, name)}"
@@ -64,10 +64,10 @@ def to_log(
     cwd: Path | None = None,
 ) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
-    words = list(map(str, command))
+    arguments = list(map(str, command))
     with log.open("ab") as file:
         return subprocess.call(
-            words, env=env, cwd=cwd, stdout=file, stderr=subprocess.STDOUT
+            arguments, env=env, cwd=cwd, stdout=file, stderr=subprocess.STDOUT
         )
 
 
@@ -84,8 +84,8 @@ def git(root: Path, *arguments: str, stdin: bytes = b"") -> Ended:
     """
     env = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
     # What says which settings and owners the user trusts is no repository.
-    kept = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
-    env |= {name: os.environ[name] for name in kept if name in os.environ}
+    trusted = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+    env |= {name: os.environ[name] for name in trusted if name in os.environ}
     env["GIT_CEILING_DIRECTORIES"] = str(root.resolve().parent)
     return capture(["git", "-C", root, *arguments], stdin=stdin, env=env)
 

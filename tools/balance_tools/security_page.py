@@ -40,13 +40,13 @@ TITLES = {
 
 
 def page(paths: Paths, text: str) -> str:
-    known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
-    pin = known.judge(Version(lock.vllm.version), patched_in(paths.root, lock))
+    advisories, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
+    pin = advisories.judge(Version(lock.vllm.version), patched_in(paths.root, lock))
     first = f"Of {len(pin)} vulnerabilities of vLLM that were published until "
-    first += f"{known.as_of} and may be in {lock.vllm.version}, {summary(pin)}"
-    for mark, written in ((ANSWER, first), (TABLES, _tables(paths, known, pin))):
-        before, start, rest = text.partition(mark)
-        _, end, after = rest.partition(END)
+    first += f"{advisories.as_of} and may be in {lock.vllm.version}, {summary(pin)}"
+    for mark, written in ((ANSWER, first), (TABLES, _tables(paths, advisories, pin))):
+        before, start, tail = text.partition(mark)
+        _, end, after = tail.partition(END)
         if not end:
             raise ToolError(
                 f"{paths.root / PAGE_NAME}: expected the lines {mark} and {END}, found "
@@ -57,50 +57,50 @@ def page(paths: Paths, text: str) -> str:
 
 
 def summary(pin: Sequence[Judged]) -> str:
-    is_open = [each for each in pin if each.status is Status.OPEN]
-    aided = [each.advisory for each in is_open if each.advisory.workaround]
-    worst = [each for each in pin if each.advisory.severity.startswith(WORST)]
-    left = _count(worst, Status.OPEN)
-    unverified = sum(bool(each.advisory.unverified) for each in pin)
+    is_open = [judged for judged in pin if judged.status is Status.OPEN]
+    helped = [judged.advisory for judged in is_open if judged.advisory.workaround]
+    worst = [judged for judged in pin if judged.advisory.severity.startswith(WORST)]
+    open_worst = _count(worst, Status.OPEN)
+    unverified = sum(bool(judged.advisory.unverified) for judged in pin)
     text = (
         f"**{_count(pin, Status.FIXED)} are fixed here, "
         f"{_count(pin, Status.NOT_AFFECTED)} do not apply, and {len(is_open)} "
-        f"are open**: {len(aided)} with a workaround"
+        f"are open**: {len(helped)} with a workaround"
     )
-    if aided:
-        text += f", at most {max(aided, key=_badness).severity}"
-    if unknown := len(is_open) - len(aided):
+    if helped:
+        text += f", at most {max(helped, key=_badness).severity}"
+    if unknown := len(is_open) - len(helped):
         text += f", and {unknown} of which nothing is known"
     text += f". Of {len(worst)} that are rated *high* or *critical*, "
-    text += f"{left} are open." if left else "none is open."
+    text += f"{open_worst} are open." if open_worst else "none is open."
     return f"{text} {unverified} of all are *unverified*: not all was found in sources."
 
 
-def _badness(one: Advisory) -> tuple[int, float]:
-    word, _, score = one.severity.partition(" ")
+def _badness(advisory: Advisory) -> tuple[int, float]:
+    word, _, score = advisory.severity.partition(" ")
     return -SEVERITIES.index(word), float(score or 0)
 
 
-def _tables(paths: Paths, known: Table, pin: Sequence[Judged]) -> str:
+def _tables(paths: Paths, advisories: Table, pin: Sequence[Judged]) -> str:
     lines, patches = [], _patches(paths)
     for status, (title, column) in TITLES.items():
         rows = [
-            (_link(one), one.cve, one.severity, one.what, _detail(each, patches))
-            for each in pin
-            for one in [each.advisory]
-            if each.status is status
+            (_link(a), a.cve, a.severity, a.what, _detail(entry, patches))
+            for entry in pin
+            for a in [entry.advisory]
+            if entry.status is status
         ]
         heads = ("advisory", "CVE", "severity", "fault", column)
         lines += [f"### {title}", "", *(table(heads, rows) if rows else ["None."]), ""]
-    return "\n".join([*lines, *_lines(paths, known)])
+    return "\n".join([*lines, *_lines(paths, advisories)])
 
 
 def _count(judged: Iterable[Judged], status: Status) -> int:
-    return sum(each.status is status for each in judged)
+    return sum(entry.status is status for entry in judged)
 
 
-def _link(one: Advisory) -> str:
-    return f"[{one.id}]({ADVISORY.format(one.id)})"
+def _link(advisory: Advisory) -> str:
+    return f"[{advisory.id}]({ADVISORY.format(advisory.id)})"
 
 
 def _patches(paths: Paths) -> dict[str, str]:
@@ -114,26 +114,26 @@ def _patches(paths: Paths) -> dict[str, str]:
     return links
 
 
-def _detail(each: Judged, patches: dict[str, str]) -> str:
-    text, remark = each.detail, each.advisory.remark
-    if each.advisory.unverified:
-        remark = f"unverified: {each.advisory.unverified}"
-    if each.status is Status.FIXED:
+def _detail(judged: Judged, patches: dict[str, str]) -> str:
+    text, remark = judged.detail, judged.advisory.remark
+    if judged.advisory.unverified:
+        remark = f"unverified: {judged.advisory.unverified}"
+    if judged.status is Status.FIXED:
         test = re.sub(r"^(?:\w+/)*", "", text)
-        text = f"{patches[each.advisory.id]}, [{test}]({text.partition('::')[0]})"
+        text = f"{patches[judged.advisory.id]}, [{test}]({text.partition('::')[0]})"
     return f"{text}. *{remark[0].upper()}{remark[1:]}*" if remark else text
 
 
-def _lines(paths: Paths, known: Table) -> list[str]:
+def _lines(paths: Paths, advisories: Table) -> list[str]:
     rows = []
     for line in all_lines(paths):
         out = [name for (_, name), patch in line.own.items() if patch is None]
         patched = patched_in(paths.root, line.lock, out)
-        judged = known.judge(Version(line.lock.vllm.version), patched)
+        judged = advisories.judge(Version(line.lock.vllm.version), patched)
         fixed = [a for a in judged if a.status is Status.UPSTREAM]
         groups = [[a for a in judged if a.status is status] for status in TITLES]
         groups.append([a for a in fixed if a.advisory.unverified])
-        cells = [", ".join(a.advisory.id for a in each) or "none" for each in groups]
+        cells = [", ".join(a.advisory.id for a in group) or "none" for group in groups]
         rows.append((line.name, len(fixed) - len(groups[-1]), *cells))
     titles = (
         "line",

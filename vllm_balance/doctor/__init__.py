@@ -1,1 +1,1 @@
-"""Is this machine right for the wheel: the command `vllm-balance doctor`."""
+"""Checks whether a machine fits the wheel: `vllm-balance doctor`."""

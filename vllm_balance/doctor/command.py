@@ -30,7 +30,7 @@ OF_NPUS: Checks = {
     "driver": software.driver,
     "CANN": software.toolkits,
 }
-"""Checks that are left out for a wheel that needs no NPUs."""
+"""Checks for wheels that need NPUs."""
 NEXT = (
     "next: vllm-balance trial … -- vllm serve …, which measures what it gains "
     "here; docs/operations.md"
@@ -66,11 +66,11 @@ def run(chosen: argparse.Namespace) -> int:
     else:
         machine = Machine(chosen.root, dict(os.environ), load_build_info(), Plan())
         try:
-            plan, more = serve.plan_of(machine, chosen.serve)
+            plan, plan_lines = serve.plan_of(machine, chosen.serve)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        lines = [*look(replace(machine, plan=plan)), *more]
+        lines = [*look(replace(machine, plan=plan)), *plan_lines]
     print(show(lines, chosen.json), flush=True)
     status = int(STATES.index(worst(lines)) >= STATES.index(chosen.fail_on))
     if chosen.pid is None and not (status or chosen.json):
@@ -82,5 +82,5 @@ def look(machine: Machine) -> Iterator[Diagnosis]:
     if not machine.is_for_npus:
         yield Diagnosis("NPUs", "ok", "this wheel needs none")
     checks = OF_ALL | OF_NPUS if machine.is_for_npus else OF_ALL
-    for what, check in checks.items():
-        yield from lines_of(what, check(machine))
+    for name, check in checks.items():
+        yield from lines_of(name, check(machine))

@@ -1,4 +1,4 @@
-"""What the doctor says: one diagnosis, a line, for each thing that it looked at."""
+"""The doctor's diagnoses: one for each thing that was checked, printed as a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 State = Literal["ok", "unknown", "warn", "bad"]
 STATES: tuple[State, ...] = ("ok", "unknown", "warn", "bad")
-"""From the best to the worst; `unknown` is what could not be looked at."""
+"""From the best to the worst; `unknown` is what could not be checked."""
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,16 @@ class Diagnosis:
     """The thing: `CANN`, `NPU 3`, `rank 2`."""
     state: State
     found: str
-    """What is there; for the state `unknown`, why nobody could look."""
+    """What was found; for `unknown`, why it could not be checked."""
     expected: str = ""
-    """What should be there; empty where `found` is all there is to say."""
+    """What was expected; empty for what is ok."""
     do: str = ""
     """The repair, a command where there is one; empty for what is ok."""
 
     def __str__(self) -> str:
-        """One line for a person, without what would move the cursor of a terminal.
+        """One line for a person, with control characters escaped.
 
-        Parts of it are what a stranger may have written.
+        Parts of it may come from another user's process.
         """
         parts = {"found": self.found, "expected": self.expected, "fix:": self.do}
         body = "; ".join(f"{name} {text}" for name, text in parts.items() if text)
@@ -36,8 +36,7 @@ class Diagnosis:
 
 
 Diagnoses = Iterator[Diagnosis | str]
-"""What a check yields: diagnoses, and last a text, which is printed as `ok` if none of
-them is worse than that."""
+"""What a check yields: diagnoses, and last a text for the case that all are ok."""
 
 
 def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Diagnosis:
@@ -53,14 +52,14 @@ def judged(what: str, found: str, expected: str, do: str, **states: bool) -> Dia
 
 def lines_of(what: str, check: Diagnoses) -> Iterator[Diagnosis]:
     """The diagnoses of a check; one that raises an exception becomes `unknown`."""
-    is_well = True
+    is_ok = True
     try:
-        for each in check:
-            if isinstance(each, Diagnosis):
-                is_well &= each.state == "ok"
-                yield each
-            elif is_well:
-                yield Diagnosis(what, "ok", each)
+        for result in check:
+            if isinstance(result, Diagnosis):
+                is_ok &= result.state == "ok"
+                yield result
+            elif is_ok:
+                yield Diagnosis(what, "ok", result)
     except Exception as error:
         found = f"could not be looked at: {type(error).__name__}: {error}"
         yield Diagnosis(what, "unknown", found)

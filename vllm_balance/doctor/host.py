@@ -1,4 +1,4 @@
-"""What a host gives its processes: shared memory, and a network."""
+"""Checks of the host: shared memory, network interfaces, names and ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_balance.doctor.machine import Machine
 
 MEGABYTE = 1 << 20
 QUEUE_MB = 160
-"""What vLLM's queue to the workers of a rank may fill: ten chunks of
+"""The largest size of vLLM's queue to the workers of a rank: ten chunks of
 VLLM_MQ_MAX_CHUNK_BYTES_MB, 16."""
 SHARED_MB = 1024
 """`--shm-size=1g` of upstream's installation guide."""
@@ -29,7 +29,7 @@ its variables: 32 from CANN 8.5 on, and 16 before."""
 
 
 def shared_memory(machine: Machine) -> Diagnoses:
-    """Through /dev/shm go the messages to workers, and collectives on one host."""
+    """Checks /dev/shm, for messages to workers and for collectives on one host."""
     mounts = machine.read("/proc/self/mounts")
     options = re.findall(r"^\S+ /dev/shm \S+ (\S+)", mounts, re.M)
     is_real = machine.root == Path("/") and Path("/dev/shm").is_dir()
@@ -64,8 +64,8 @@ def interfaces(machine: Machine) -> Diagnoses:
         value = machine.environ.get(variable, "")
         if not value or not states or not (missing := _missing(variable, value, up)):
             continue
-        # An address of an interface that is down reaches this host, and where there is
-        # an HCCL_IF_IP, HCCL looks for no name.
+        # The address of an interface that is down still reaches this host, and with
+        # HCCL_IF_IP, HCCL ignores the name.
         unused = variable == HCCL and machine.environ.get("HCCL_IF_IP")
         bad = bool(_missing(variable, value, list(states)) and not unused)
         found = f"no {missing} that is up; there are {', '.join(up)}"
@@ -86,11 +86,11 @@ def interfaces(machine: Machine) -> Diagnoses:
 
 
 def _missing(variable: str, value: str, names: Sequence[str]) -> str:
-    """What of a variable is no name of an interface; empty where all is well.
+    """The part of a variable that names no interface; empty if there is none.
 
     torch 2.13 makes a device of each name for gloo, and ends if one is not there. HCCL
-    (CANN 8.0 to 9.0) takes the first interface that the list matches: `eth,enp` those
-    that begin so, `=eth0,enp0` these; with `^` before it those that it does not match.
+    (CANN 8.0 to 9.0) takes the first interface that the list matches: `eth,enp` by
+    prefix, `=eth0,enp0` by name; with `^` before it, the first that it does not match.
     Both refuse an empty name.
     """
     mark, listed = re.findall(r"^(\^?=?)(.*)", value)[0]
@@ -103,11 +103,11 @@ def _missing(variable: str, value: str, names: Sequence[str]) -> str:
         matched = {
             name
             for name in names
-            for each in chosen
-            if name == each or ("=" not in mark and name.startswith(each))
+            for text in chosen
+            if name == text or ("=" not in mark and name.startswith(text))
         }
-        left = set(names) - matched if "^" in mark else matched
-        absent = [] if left else [value]
+        taken = set(names) - matched if "^" in mark else matched
+        absent = [] if taken else [value]
     return "'' (an empty name)" if "" in chosen else ", ".join(absent)
 
 
@@ -120,7 +120,7 @@ def _addresses(machine: Machine) -> set[str]:
 
 
 def _plain(addresses: Iterable[str]) -> set[str]:
-    """Addresses as Python writes them, without zones; what is none stays as it is."""
+    """Addresses as Python writes them, without zones; other texts are unchanged."""
     plain = set()
     for text in addresses:
         try:
@@ -134,8 +134,8 @@ def _plain(addresses: Iterable[str]) -> set[str]:
 
 def names(machine: Machine) -> Diagnoses:
     plan, local = machine.plan, _addresses(machine)
-    own = machine.read("/proc/sys/kernel/hostname").strip()
-    for name in filter(None, dict.fromkeys((own, plan.address))):
+    hostname = machine.read("/proc/sys/kernel/hostname").strip()
+    for name in filter(None, dict.fromkeys((hostname, plan.address))):
         addresses = _resolved(machine, name)
         loopback = {a for a in addresses if re.match(r"127\.|::1$", a)}
         shown = ", ".join(sorted(addresses))
@@ -162,12 +162,12 @@ def names(machine: Machine) -> Diagnoses:
 
 
 def _resolved(machine: Machine, name: str) -> set[str]:
-    """Addresses of a name: from the file, or, on the real machine, as programs ask."""
+    """Addresses of a name, from /etc/hosts or, on the real machine, the resolver."""
     if re.fullmatch(r"[\d.]+|.*:.*", name):
         return _plain([name])
     lines = machine.read("/etc/hosts").splitlines()
     hosts = [line.partition("#")[0].split() for line in lines]
-    addresses = _plain(words[0] for words in hosts if name in words[1:])
+    addresses = _plain(fields[0] for fields in hosts if name in fields[1:])
     if addresses or machine.root != Path("/"):
         return addresses
     try:
@@ -184,17 +184,17 @@ def ports(machine: Machine) -> Diagnoses:
     in_hex = re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A", rows, re.M)
     listening = {int(port, 16) for port in in_hex}
     plan = machine.plan
-    wanted = {} if plan.headless or plan.uds else {plan.port: "--port"}
+    option_of = {} if plan.headless or plan.uds else {plan.port: "--port"}
     if plan.ranks > 1 and not plan.headless:
-        wanted[plan.rpc_port] = "--data-parallel-rpc-port"
+        option_of[plan.rpc_port] = "--data-parallel-rpc-port"
     try:
         int(machine.environ.get("VLLM_PORT", "0"))
     except ValueError:
         do = "unset it; a Service of Kubernetes that is called vllm sets it, where a "
         do += "pod is without enableServiceLinks: false"
-        given = repr(machine.environ["VLLM_PORT"])
-        yield Diagnosis("VLLM_PORT", "bad", given, "a number", do)
-    # With a range of its own HCCL looks for ports that are free there.
+        port_text = repr(machine.environ["VLLM_PORT"])
+        yield Diagnosis("VLLM_PORT", "bad", port_text, "a number", do)
+    # With a range in that variable, HCCL looks for free ports in it.
     if machine.is_for_npus and not machine.environ.get("HCCL_HOST_SOCKET_PORT_RANGE"):
         base, value = 60000, machine.environ.get(BASE_PORT)
         if value and re.fullmatch("[0-9]{4,5}", value) and 1024 <= int(value) <= 65520:
@@ -203,10 +203,11 @@ def ports(machine: Machine) -> Diagnoses:
             expected, do = "a number from 1024 to 65520", f"unset it: then it is {base}"
             bad = value != ""
             yield judged(BASE_PORT, repr(value), expected, do, bad=bad, warn=True)
-        wanted |= dict.fromkeys(range(base, base + HCCL_PORTS), BASE_PORT)
-    for port in sorted(wanted.keys() & listening):
-        do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {wanted[port]}"
-        # HCCL of a server beside this one has such ports, too, for NPUs of its own.
-        sure: State = "bad" if plan.ranks and wanted[port][0] == "-" else "warn"
-        yield Diagnosis(f"port {port}", sure, "something listens on it", "free", do)
-    yield f"{len(wanted)} free"
+        option_of |= dict.fromkeys(range(base, base + HCCL_PORTS), BASE_PORT)
+    for port in sorted(option_of.keys() & listening):
+        option = option_of[port]
+        do = f"`ss -ltnp sport = :{port}` names who; stop it, or change {option}"
+        # Another server on this host may have these ports for its own NPUs.
+        state: State = "bad" if plan.ranks and option[0] == "-" else "warn"
+        yield Diagnosis(f"port {port}", state, "something listens on it", "free", do)
+    yield f"{len(option_of)} free"

@@ -1,4 +1,4 @@
-"""The machine that is looked at: files below a root, variables, programs."""
+"""The machine that is checked: files below a root, variables, programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_balance.build_info import BuildInfo
 from vllm_balance.doctor.plan import Plan
 from vllm_balance.doctor.smi import Smi, ask, fields
-from vllm_balance.doctor.versions import LINES
+from vllm_balance.doctor.versions import RELEASES
 
 SECONDS = 10.0
 """A healthy program of the vendor answers in one or two."""
@@ -47,7 +47,7 @@ class Machine:
     def run(
         self, *command: str, seconds: float = SECONDS, **variables: str
     ) -> tuple[str, str]:
-        """What a program that only looks says, and why it does not (else empty)."""
+        """The output of a read-only program, and why it failed (else empty)."""
         try:
             done = subprocess.run(
                 command,
@@ -73,19 +73,19 @@ class Machine:
     def version_for(self, name: str) -> str:
         """The vendor's version that belongs to the wheel; empty if none is known."""
         version = self.info.upstreams.get("vllm", "") if self.info else ""
-        return LINES.get(".".join(version.split(".")[:2]), {}).get(name, "")
+        return RELEASES.get(".".join(version.split(".")[:2]), {}).get(name, "")
 
     @cached_property
     def smi(self) -> Smi:
-        """What `npu-smi` says; asked once."""
+        """What `npu-smi` reports; it is called once."""
         return ask(partial(self.run, "npu-smi"))
 
     @property
     def visible(self) -> list[int]:
         """Positions in the list of NPUs that ASCEND_RT_VISIBLE_DEVICES leaves.
 
-        Its reference (CANN 8.0 to 9.1): what follows a space, or a number that is not
-        there, is not read.
+        By its reference (CANN 8.0 to 9.1), all behind a space or behind a number
+        that does not exist is ignored.
         """
         numbers = [str(n) for n in range(len(self.smi.npus))]
         chosen = self.environ.get("ASCEND_RT_VISIBLE_DEVICES", ",".join(numbers))

@@ -1,4 +1,4 @@
-"""The NPUs: are they there, are they what the wheel is for, and free."""
+"""Checks that the NPUs exist, are those of the wheel, and are free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPAIRS = {
     "driver and common in LD_LIBRARY_PATH",
     "": "look into dmesg: the driver does not answer",
 }
-"""By what npu-smi says, the first that matches."""
+"""Repairs by a pattern of npu-smi's message; the first that matches counts."""
 IDLE_SHARE = 0.15
 """The share of a chip's memory that an idle driver takes at most: 3 GB of 32 or 64."""
 
@@ -58,12 +58,12 @@ def chips(machine: Machine) -> Diagnoses:
         do = "npu-smi info -l; lspci -d 19e5:; reload or reinstall the driver"
         yield Diagnosis("NPUs", "bad", "npu-smi lists none", "at least one", do)
         return
-    wanted = (info.device or "").strip("_") if info else ""
+    target = (info.device or "").strip("_") if info else ""
     device = smi.device or "not known: npu-smi info -t board -i 0 -c 0"
     found = f"{len(smi.npus)} of {smi.soc or smi.npus[0].name} ({device})"
     do = f"install a wheel for {smi.device} (`make wheel SOC={smi.soc}`)"
-    unknown, bad = smi.device is None, smi.device not in (None, wanted)
-    yield judged("chip", found, f"{wanted}, as the wheel", do, bad=bad, unknown=unknown)
+    unknown, bad = smi.device is None, smi.device not in (None, target)
+    yield judged("chip", found, f"{target}, as the wheel", do, bad=bad, unknown=unknown)
     for npu in smi.npus:
         if npu.health.upper() != "OK":
             do = f"npu-smi info -t health -i {npu.card}"
@@ -84,10 +84,10 @@ def use(machine: Machine) -> Diagnoses:
         do = "count from 0 those that npu-smi lists here, not those of the host"
         yield Diagnosis("ASCEND_RT_VISIBLE_DEVICES", "bad", chosen, expected, do)
     for npu in (smi.npus[position] for position in machine.visible):
-        mine = [p for p in smi.processes if (p.card, p.chip) == (npu.card, npu.chip)]
-        if mine:
-            whom = (f"{p.name or 'process'} ({p.pid}, {p.used_mb} MB)" for p in mine)
-            who = ", ".join(whom)
+        users = [p for p in smi.processes if (p.card, p.chip) == (npu.card, npu.chip)]
+        if users:
+            names = (f"{p.name or 'process'} ({p.pid}, {p.used_mb} MB)" for p in users)
+            who = ", ".join(names)
             do = "stop it (`ps -fp PID`), or choose others: ASCEND_RT_VISIBLE_DEVICES"
             yield Diagnosis(f"NPU {npu.number}", "bad", f"used by {who}", "free", do)
         elif npu.used_mb > IDLE_SHARE * npu.total_mb:

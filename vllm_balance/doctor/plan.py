@@ -1,4 +1,4 @@
-"""What a `vllm serve` command line would make of the engine."""
+"""The configuration that a `vllm serve` command line gives to the engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine would be configured as; without a command line, its defaults."""
+    """The engine's configuration; without a command line, its defaults."""
 
     policy: str = "off"
     ranks: int = 0
-    """0 where nothing says how many."""
+    """0 without a command line."""
     local_ranks: int = 1
     first_rank: int = 0
     npus_per_rank: int = 1
@@ -24,7 +24,7 @@ class Plan:
     is_https: bool = False
     uds: str = ""
     unasked: str = ""
-    """The option, if any, that keeps clients here from asking it or its metrics."""
+    """An option that keeps clients here from server or metrics, or empty."""
 
     @property
     def spans_hosts(self) -> bool:

@@ -1,7 +1,7 @@
-"""What would become of a `vllm serve` command line, and what balance would do.
+"""Checks a `vllm serve` command line, and says what balance would do with it.
 
-It is parsed as vLLM does, which stops before a model is loaded, in a process of its
-own: vLLM and torch are imported there, which may fail.
+A child process parses it with vLLM's code, and loads no model. A child, because it
+imports vLLM and torch, which may fail.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ CHILD = (
     "import sys; sys.path = [folder for folder in sys.path if folder];"
     "from vllm_balance.doctor.serve import main; main(sys.argv[1:])"
 )
-"""It imports nothing from the folder in which it runs, perhaps a checkout of vLLM."""
+"""It imports nothing from the current folder, which may be a checkout of vLLM."""
 RESULT = "vllm-balance doctor: "
 SECONDS = 300.0
-"""vLLM and torch_npu are imported; on a busy machine that takes a minute."""
+"""Importing vLLM and torch_npu takes a minute on a busy machine."""
 
 
 def plan_of(machine: Machine, command: Sequence[str]) -> tuple[Plan, list[Diagnosis]]:
     """Parse a command line.
 
-    Words that wrap `vllm` may come first. The plan is that of no command where the
-    server would refuse it.
+    A wrapper may stand before `vllm`. If the server would refuse the command, the plan
+    is that of no command.
     """
     if not command:
         return Plan(), []
     starts = [i for i, word in enumerate(command) if Path(word).name == "vllm"]
     if not starts or command[starts[0] + 1 : starts[0] + 2] != ["serve"]:
-        found = " ".join(command)
-        raise ValueError(f"expected `vllm serve …` after --, found {found!r}")
+        words = " ".join(command)
+        raise ValueError(f"expected `vllm serve …` after --, found {words!r}")
     child = (sys.executable, "-c", CHILD, *command[starts[0] + 1 :])
-    # From Python 3.11 on the same holds for the process in which vLLM looks at a model.
+    # PYTHONSAFEPATH does the same for the child in which vLLM inspects a model class.
     text, status = machine.run(*child, seconds=SECONDS, PYTHONSAFEPATH="1")
     results = re.findall(rf"^{RESULT}(.*)$", text, re.M)
-    found = json.loads(results[-1]) if results else {}
-    if "policy" in found:
-        plan = Plan(**found)
+    result = json.loads(results[-1]) if results else {}
+    if "policy" in result:
+        plan = Plan(**result)
         return plan, list(_lines(machine, plan))
     # The parser, and the guard of the start, end the process with one line.
     errors = re.findall(r"(?:^|\s)error: (.+)", text) or [f"{status}: {text[-200:]}"]
     do = "change the command line; docs/troubleshooting.md explains the message"
-    refused = found.get("refused", errors[-1])
+    refused = result.get("refused", errors[-1])
     return Plan(), [Diagnosis("vllm serve", "bad", refused, do=do)]
 
 
 def _lines(machine: Machine, plan: Plan) -> Iterator[Diagnosis]:
     last = plan.first_rank + plan.local_ranks - 1
     ranks = f"ranks {plan.first_rank} to {last}" if plan.local_ranks else "none"
-    here = f"{ranks} of {plan.ranks} on this host"
-    yield Diagnosis("vllm serve", "ok", f"{plan.model}, {here}")
-    does = f"{plan.policy}: {plan.ranks} ranks agree once per step"
-    does = "off: the schedule of stock vLLM" if plan.policy == "off" else does
-    yield Diagnosis("balance", "ok", does)
-    wanted, seen = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
-    if machine.is_for_npus and not machine.smi.problem and seen < wanted:
-        expected = f"{wanted}: {plan.npus_per_rank} for each of {plan.local_ranks}"
+    ranks_here = f"{ranks} of {plan.ranks} on this host"
+    yield Diagnosis("vllm serve", "ok", f"{plan.model}, {ranks_here}")
+    text = f"{plan.policy}: {plan.ranks} ranks agree once per step"
+    text = "off: the schedule of stock vLLM" if plan.policy == "off" else text
+    yield Diagnosis("balance", "ok", text)
+    needed, visible = plan.local_ranks * plan.npus_per_rank, len(machine.visible)
+    if machine.is_for_npus and not machine.smi.problem and visible < needed:
+        expected = f"{needed}: {plan.npus_per_rank} for each of {plan.local_ranks}"
         do = "--data-parallel-size-local, --tensor-parallel-size, or more NPUs"
-        yield Diagnosis("NPUs of the ranks", "bad", f"{seen} visible", expected, do)
+        yield Diagnosis("NPUs of the ranks", "bad", f"{visible} visible", expected, do)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def sentence(error: Exception) -> str:
-    """What an error says, without pydantic's frame around it."""
+    """The message of an error, without the text that pydantic adds."""
     if hasattr(error, "errors"):
         messages = [str(e.get("msg", e)) for e in error.errors()]
         return "; ".join(text.removeprefix("Value error, ") for text in messages)
@@ -107,7 +107,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
         UsageContext.OPENAI_API_SERVER, headless=args.headless
     )
-    # The checks of a scheduler that need no whole instance, which would need a model.
+    # An instance without __init__, which would need a model, is enough for the checks.
     scheduler_cls = config.scheduler_config.get_scheduler_cls()
     scheduler = scheduler_cls.__new__(scheduler_cls)
     scheduler.balance_gate = True  # one is made, for the policy is not off
@@ -118,7 +118,7 @@ def look(arguments: Sequence[str]) -> dict[str, Any]:
     unasked = (
         ("headless", args.headless),
         ("grpc", args.grpc),
-        # Each rank has a port of its own.
+        # Each rank listens on another port.
         (
             "data-parallel-multi-port-external-lb",
             args.data_parallel_multi_port_external_lb,
@@ -149,22 +149,22 @@ def is_https(args: argparse.Namespace) -> bool:
 
 
 def check_address(args: argparse.Namespace) -> None:
-    """What vLLM looks at only when it has loaded the model."""
+    """Checks that vLLM makes only after it has loaded the model."""
     for option in ("port", "data_parallel_rpc_port"):
         if (port := getattr(args, option)) and not 0 < port < 1 << 16:
             raise ValueError(f"--{option.replace('_', '-')} {port}: above 65535")
     names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-    given = {name: path for name in names if (path := getattr(args, name))}
-    for option, path in given.items():
+    files = {name: path for name in names if (path := getattr(args, name))}
+    for option, path in files.items():
         if not os.access(path, os.R_OK):
-            has = "cannot be read" if os.path.lexists(path) else "no such file"
-            raise ValueError(f"--{option.replace('_', '-')} {path}: {has}")
-    if is_https(args) and "ssl_certfile" not in given:
+            problem = "cannot be read" if os.path.lexists(path) else "no such file"
+            raise ValueError(f"--{option.replace('_', '-')} {path}: {problem}")
+    if is_https(args) and "ssl_certfile" not in files:
         raise ValueError("--ssl-keyfile: give its --ssl-certfile, too")
-    # A pipe has its content once.
-    if is_https(args) and all(Path(path).is_file() for path in given.values()):
+    # Not of a pipe, which can be read only once.
+    if is_https(args) and all(Path(path).is_file() for path in files.values()):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        shown = " ".join(f"--{n.replace('_', '-')} {path}" for n, path in given.items())
+        shown = " ".join(f"--{n.replace('_', '-')} {path}" for n, path in files.items())
         try:
             context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
             if args.ssl_ca_certs:

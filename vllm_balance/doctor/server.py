@@ -1,7 +1,7 @@
-"""A row for each process of a server, as the kernel and the ranks themselves show it.
+"""A diagnosis of each process of a server, from /proc and from the ranks' status files.
 
-Nobody has to answer, so it works in a hang, too. It says what is, and not whose fault
-that is: for more there is `py-spy dump --pid PID`.
+No process has to answer, so it works in a hang, too. It shows what each process does,
+and not which is at fault: for that there is `py-spy dump --pid PID`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from vllm_balance.doctor.diagnosis import Diagnosis, State
 
 PROC = Path("/proc")
 READ_BYTES = 1 << 18
-"""Most that is read of a file, for any process may write it, at any length."""
+"""Largest part of a file that is read, for any process may have written it."""
 LOOK_S = 1.0
-"""How long a look into /proc may take: the kernel may wait for a driver there."""
+"""Longest time to read from /proc, where the kernel may wait for a driver."""
 LONG_S = 5.0
-"""A step of this length is worth a look."""
+"""A step that lasts longer gets a warning."""
 STALE_S = 3.0
 """A rank writes its status twice per second while its interpreter runs."""
 AS_ROOT = "ask as its user, or as root"
@@ -36,7 +36,7 @@ ROLES = {
     r"A(?:PI|pi)Server(?:_(\d+))?": "API server",
     r"Worker(\S*)": "worker",
 }
-"""By how the name of a process begins, which the kernel cuts: its role."""
+"""Roles by the beginning of a process name, which the kernel truncates."""
 STATES = {"R": "running", "D": "in the kernel"}
 STATES |= dict.fromkeys("Tt", "stopped") | dict.fromkeys("ZX", "ended")
 DOING = {"model": "in the model", "exchange": "in the exchange"}
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 
 
 class Status(NamedTuple):
-    """What a rank says that it does; times are of the monotonic clock.
+    """The status that a rank writes; times are of the monotonic clock.
 
     `vllm.v1.core.sched.balance` writes it into a file in memory.
     """
@@ -66,7 +66,7 @@ class Status(NamedTuple):
     def read(cls, text: str) -> Status | None:
         """The status in a text; None if the text has none.
 
-        Any process may have written it, and more behind it.
+        The text may have further bytes behind it, and may come from any process.
         """
         try:
             fields, _ = json.JSONDecoder().raw_decode(text)
@@ -93,7 +93,7 @@ class Process:
     state: str
     """As in `ps`: R runs, S sleeps, D is in the kernel, T is stopped, Z has ended."""
     role: str
-    """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty: no part."""
+    """`rank`, `coordinator`, `API server`, `worker`, `front-end`; empty for others."""
     number: str
     waits_in: str
     """The function of the kernel in which its main thread sleeps."""
@@ -107,14 +107,14 @@ def report(pid: int | None) -> Iterator[Diagnosis]:
         pid: of any of its processes; None or 0 if there is only one server.
     """
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
-    processes = {each: seen for each in pids if (seen := look_at(each)) is not None}
-    parts = {each: process for each, process in processes.items() if process.role}
+    processes = {n: seen for n in pids if (seen := look_at(n)) is not None}
+    parts = {n: process for n, process in processes.items() if process.role}
     if pid and pid not in parts:
         found = "another program" if pid in processes else absence(pid)
         do = "its log names who failed: look for `Data parallel balance:`"
         yield Diagnosis(f"pid {pid}", "bad", found, "one of `vllm serve`", do)
         return
-    tops = {top_of(each, parts) for each in ([pid] if pid else parts)}
+    tops = {top_of(n, parts) for n in ([pid] if pid else parts)}
     if len(tops) != 1:
         servers = ", ".join(map(str, sorted(tops)))
         found, do = f"pids {servers}", "give `--pid PID`"
@@ -125,13 +125,13 @@ def report(pid: int | None) -> Iterator[Diagnosis]:
         yield Diagnosis("servers", "bad", found, "one", do)
         return
     now = time.monotonic()
-    ours = [each for each in parts.values() if top_of(each.pid, parts) in tops]
-    yield from (describe(each, now) for each in ours)
-    shown = [each.status for each in ours if each.status]
-    if here := {status.rank for status in shown}:
-        size = max(status.size for status in shown)
-        absent = sorted(set(range(size)) - here)
-        found = f"{len(here)} of {size} are on this host"
+    members = [p for p in parts.values() if top_of(p.pid, parts) in tops]
+    yield from (describe(member, now) for member in members)
+    statuses = [member.status for member in members if member.status]
+    if local_ranks := {status.rank for status in statuses}:
+        size = max(status.size for status in statuses)
+        absent = sorted(set(range(size)) - local_ranks)
+        found = f"{len(local_ranks)} of {size} are on this host"
         do = ""
         if absent:
             found += f", not {', '.join(map(str, absent))}"
@@ -156,14 +156,14 @@ def describe(process: Process, now: float) -> Diagnosis:
     state: State = "ok"
     do = ""
     if status := process.status:
-        lasts = now - status.since
-        does = DOING.get(status.doing, status.doing)
+        seconds = now - status.since
+        activity = DOING.get(status.doing, status.doing)
         parts.append(
-            f"wave {status.wave}, step {status.step}, {does} for {lasts:.1f} s"
+            f"wave {status.wave}, step {status.step}, {activity} for {seconds:.1f} s"
         )
         if status.stack:
             parts.append(f"at {status.stack}")
-        if status.doing != "idle" and lasts > LONG_S:
+        if status.doing != "idle" and seconds > LONG_S:
             state, do = "warn", f"py-spy dump --nonblocking --pid {process.pid}"
         if now - status.seen > STALE_S:
             # Stopped, or native code holds the interpreter.
@@ -208,8 +208,8 @@ def look_at(pid: int) -> Process | None:
 
     if not (stat := read("stat")):
         return None
-    comm, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
-    state, parent = rest.split()[:2]
+    comm, fields = stat[stat.index("(") + 1 :].rsplit(")", 1)
+    state, parent = fields.split()[:2]
     role, number = _role(tuple(filter(None, read("cmdline").split("\0"))), comm)
     status = within(lambda: _status(folder), None) if role else None
     if status is not None:
@@ -224,7 +224,7 @@ def _role(arguments: tuple[str, ...], comm: str) -> tuple[str, str]:
         if "::" in word:
             return role_of(word.split("::", 1)[1])
     programs = {word.rsplit("/", 1)[-1] for word in arguments}
-    # One that was forked may keep the title of the front-end.
+    # A forked process may keep the title of the front-end.
     served = "serve" in arguments and {"vllm", "vllm.entrypoints.cli.main"} & programs
     return ("front-end" if served else ""), ""
 
@@ -238,8 +238,8 @@ def role_of(name: str) -> tuple[str, str]:
 
 def _status(folder: Path) -> Status | None:
     files = (folder / "fd").iterdir()
-    found = (f for f in files if str(f.readlink()).startswith(STATUS_FILE))
-    return next((Status.read(read_file(file)) for file in found), None)
+    status_files = (f for f in files if str(f.readlink()).startswith(STATUS_FILE))
+    return next((Status.read(read_file(file)) for file in status_files), None)
 
 
 def top_of(pid: int, parts: Mapping[int, Process]) -> int:

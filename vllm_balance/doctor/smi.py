@@ -1,4 +1,4 @@
-"""What `npu-smi` says of the NPUs, in each of its forms."""
+"""Reads the output of `npu-smi`, in each of its formats."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DEVICES = {
     r"ascend310p": "310P",
     r"ascend950": "A5",
 }
-"""By how the SoC of a chip begins: the device that a wheel is for."""
+"""The device that a wheel is for, by the beginning of the chip's SoC."""
 
 
 class Npu(NamedTuple):
     number: int
-    """That of `/dev/davinci`."""
+    """The number of `/dev/davinci`."""
     card: int
     chip: int
     name: str
@@ -57,11 +57,11 @@ class Smi:
     npus: tuple[Npu, ...] = ()
     processes: tuple[NpuProcess, ...] = ()
     board: dict[str, str] = field(default_factory=dict)
-    """What the board of the first card says, names in lower case."""
+    """The entries of the first card's board, names in lower case."""
 
     @property
     def soc(self) -> str:
-        """`ascend910b3`, `ascend910_9392`; put together as the plugin's build does."""
+        """`ascend910b3`, `ascend910_9392`: composed as in the plugin's build."""
         chip = self.board.get("chip name", "").lower()
         name = self.board.get("npu name", "")
         if name and "310" not in chip:
@@ -78,7 +78,7 @@ def ask(npu_smi: Ask) -> Smi:
     text, problem = npu_smi("info")
     smi = read(text)
     if not smi.npus and (problem or not smi.version):
-        # Its library may greet before it says what is wrong.
+        # Its library may print other lines before the error.
         last = "".join(text.strip().splitlines()[-1:]) or "says nothing"
         return Smi(f"{last} ({problem})" if text and problem else problem or last)
     for npu in smi.npus[:1]:
@@ -96,8 +96,8 @@ def read(text: str) -> Smi:
         # The first cell is the chip, and on A3 the number of the device, too.
         numbers = [int(number) for number in cell.split()] or [0]
         number = numbers[1] if len(numbers) > 1 else int(card)
-        place = (number, int(card), numbers[0])
-        npus.append(Npu(*place, name, health, int(used), int(total)))
+        position = (number, int(card), numbers[0])
+        npus.append(Npu(*position, name, health, int(used), int(total)))
     processes = [
         NpuProcess(int(card), int(chip or 0), int(pid), name, int(used))
         for card, chip, pid, name, used in PROCESS.findall(text)

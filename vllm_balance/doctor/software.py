@@ -1,4 +1,4 @@
-"""What is installed: the wheel, what it requires, the driver, CANN and NNAL."""
+"""Checks the installed software: wheel, requirements, driver, CANN and NNAL."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ON_THE_VENDORS_INDEX = ("torch-npu", "triton-ascend")
 ASCEND = "/usr/local/Ascend"
 CANN = ("CANN", "ASCEND_HOME_PATH", f"source {ASCEND}/ascend-toolkit/set_env.sh")
 NNAL = ("NNAL", "ATB_HOME_PATH", f"source {ASCEND}/nnal/atb/set_env.sh")
-"""Name, variable of its folder, and what sets that."""
+"""Name, variable of the folder, and the command that sets it."""
 
 
 def wheel(machine: Machine) -> Diagnoses:
-    """What the server asks before it starts, and says then in the same words."""
+    """The checks that the server makes before it starts, with the same messages."""
     info = machine.info
     if info is None:
         there = "a checkout or an editable install, without a record of its build"
@@ -32,8 +32,8 @@ def wheel(machine: Machine) -> Diagnoses:
         return
     installed = find_installed(*NAMES)
     for sentence in (*strangers(info, installed), *hooks_that_are_gone(info)):
-        where, _, rest = sentence.partition(": expected ")
-        expected, _, there = rest.partition(", found ")
+        where, _, facts = sentence.partition(": expected ")
+        expected, _, there = facts.partition(", found ")
         do = repair_mixed(info, installed)
         yield Diagnosis("wheel", "bad", f"{there} in {where}", expected, do)
     if problem := triton_problem():
@@ -45,8 +45,8 @@ def wheel(machine: Machine) -> Diagnoses:
 
 
 def requirements(machine: Machine) -> Diagnoses:
-    """Every requirement of the wheel's metadata, against what would be imported."""
-    # Not at the top: the rest can be looked at without it.
+    """Every requirement of the wheel's metadata, against the installed version."""
+    # Not at the top: the other checks work without it.
     from packaging.requirements import Requirement
 
     (vllm, *_) = [*find_installed("vllm"), None]
@@ -55,54 +55,55 @@ def requirements(machine: Machine) -> Diagnoses:
             "requirements", "unknown", "no installed vllm", do="install the wheel"
         )
         return
-    wanted = [Requirement(line) for line in vllm.distribution.requires or ()]
-    wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
-    for each in wanted:
-        name, expected = normalise(each.name), str(each.specifier) or "any version"
+    needed = [Requirement(line) for line in vllm.distribution.requires or ()]
+    needed = [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    for requirement in needed:
+        name, specifier = normalise(requirement.name), requirement.specifier
+        expected = str(specifier) or "any version"
         installed = find_installed(name)
-        do = f"pip install --no-deps '{each.name}{each.specifier}'"
+        do = f"pip install --no-deps '{requirement.name}{specifier}'"
         if name in ON_THE_VENDORS_INDEX:
             do += " --extra-index-url <the vendor's index>"
         if not installed:
             yield Diagnosis(name, "bad", "none is installed", expected, do)
             continue
         version = installed[0].version
-        if not each.specifier.contains(version, prereleases=True):
+        if not specifier.contains(version, prereleases=True):
             yield Diagnosis(name, "bad", version, expected, do)
         if len(installed) > 1:
             others = ", ".join(f"{d.version} in {d.folder}" for d in installed[1:])
-            both = f"{version} in {installed[0].folder}, over {others}"
-            do = f"pip uninstall --yes {each.name}, once for each; then {do}"
-            yield Diagnosis(name, "warn", both, "one installation", do)
-    yield f"all {len(wanted)} of {vllm.version}"
+            versions = f"{version} in {installed[0].folder}, over {others}"
+            do = f"pip uninstall --yes {requirement.name}, once for each; then {do}"
+            yield Diagnosis(name, "warn", versions, "one installation", do)
+    yield f"all {len(needed)} of {vllm.version}"
 
 
 def driver(machine: Machine) -> Iterator[Diagnosis]:
     fields, board = machine.fields(f"{ASCEND}/driver/version.info"), machine.smi.board
     version = fields.get("version") or machine.smi.version
-    wanted = machine.version_for("Ascend HDK")
+    release = machine.version_for("Ascend HDK")
     if not version:
         do = f"mount {ASCEND}/driver of the host, or install the driver"
         found = f"no {ASCEND}/driver/version.info, and no npu-smi that says one"
         yield Diagnosis("driver", "bad", found, "a driver", do)
         return
     do = "install the driver and firmware that CANN's release notes name"
-    expected = f"{wanted} or newer" if wanted else UNKNOWN
-    old = order(version) < order(wanted)
-    yield judged("driver", version, expected, do, warn=old, unknown=not wanted)
+    expected = f"{release} or newer" if release else UNKNOWN
+    old = order(version) < order(release)
+    yield judged("driver", version, expected, do, warn=old, unknown=not release)
     firmware = machine.fields(f"{ASCEND}/firmware/version.info").get("version")
     firmware = firmware or board.get("firmware version", "")
-    given = fields.get("compatible_version_fw", "")
-    ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", given)
+    compatible = fields.get("compatible_version_fw", "")
+    ranges = re.findall(r"\[([^,\]]+),([^,\]]+)\]", compatible)
     is_taken = [_short(low) <= _short(firmware) <= _short(high) for low, high in ranges]
-    says = board.get("compatibility", "NA")
-    if not re.match(r"\d", firmware) or not (ranges or says != "NA"):
+    compatibility = board.get("compatibility", "NA")
+    if not re.match(r"\d", firmware) or not (ranges or compatibility != "NA"):
         do = f"cat {ASCEND}/firmware/version.info on the host"
         yield Diagnosis("firmware", "unknown", firmware or "no version here", do=do)
         return
     do = "install driver and firmware of one release, then reboot"
-    expected = f"{given or 'compatibility OK'}, says the driver"
-    bad = bool(ranges and not any(is_taken)) or says not in ("OK", "NA")
+    expected = f"{compatible or 'compatibility OK'}, says the driver"
+    bad = bool(ranges and not any(is_taken)) or compatibility not in ("OK", "NA")
     yield judged("firmware", firmware, expected, do, bad=bad)
 
 
@@ -135,7 +136,7 @@ def _toolkit(
     name: str,
     variable: str,
     set_env: str,
-    wanted: str,
+    expected: str,
     version: str | None,
 ) -> Diagnosis:
     home = machine.environ.get(variable)
@@ -144,11 +145,11 @@ def _toolkit(
             name, "bad", f"{variable} is not set", "its environment", set_env
         )
     if not machine.path(home).is_dir():
-        do = f"install {name} {wanted}, or correct {variable}; then {set_env}"
+        do = f"install {name} {expected}, or correct {variable}; then {set_env}"
         return Diagnosis(name, "bad", f"no {home}", f"the folder of {variable}", do)
-    if version is None or not wanted:
+    if version is None or not expected:
         found = version or f"no version in {home}"
-        return Diagnosis(name, "unknown", found, wanted or UNKNOWN)
-    do = f"install {name} {wanted}, then {set_env} in a new shell"
-    older, newer = _short(version) < _short(wanted), _short(version) > _short(wanted)
-    return judged(name, f"{version} in {home}", wanted, do, bad=older, warn=newer)
+        return Diagnosis(name, "unknown", found, expected or UNKNOWN)
+    do = f"install {name} {expected}, then {set_env} in a new shell"
+    actual, needed, text = _short(version), _short(expected), f"{version} in {home}"
+    return judged(name, text, expected, do, bad=actual < needed, warn=actual > needed)

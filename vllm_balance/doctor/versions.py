@@ -1,4 +1,4 @@
-"""The vendor's versions that belong to a line, from the table of docs/compatibility.md.
+"""The vendor's versions for a release of vLLM, from the table of docs/compatibility.md.
 
 A test compares both with upstream's files, and names them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-LINES: Mapping[str, Mapping[str, str]] = {
+RELEASES: Mapping[str, Mapping[str, str]] = {
     "0.23": {"Ascend HDK": "25.5.1", "CANN": "9.1.0", "NNAL": "9.1.0"},
     "0.30": {"Ascend HDK": "26.0.RC1", "CANN": "9.2.0"},  # NNAL: in the image base
     "0.33": {},  # no vllm-ascend for it is published

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Numbers on the command line: which ones an option takes."""
+"""Types of numeric command line options."""
 
 import argparse
 import math
 from collections.abc import Callable
 
 MOST_REQUESTS = 2_000_000
-"""In a run: more do not fit into memory."""
+"""Requests in a run: more do not fit into memory."""
 MOST_TOKENS = 10_000_000
-"""Of a prompt or an answer, or in a step."""
+"""Tokens of a prompt or an answer, or in a step."""
 MOST_RANKS = 4096
 
 
@@ -35,8 +35,8 @@ def real(
     """The type of an option that takes numbers from `low` to `high`.
 
     Args:
-        low: the least; with `above`, less than any.
-        high: the greatest.
+        low: the minimum; with `above`, all must be greater.
+        high: the maximum.
         above: whether `low` itself is refused.
         endless: whether infinity is taken, too.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""`--cost-from`: the cost model that `adaptive` has learned where it served."""
+"""`--cost-from`: the cost model that `adaptive` has learned on a server."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,23 +15,23 @@ from .step_time.model import CostModel
 
 
 def cost_of(source: str, full: int) -> CostModel:
-    """What was learned on a server, or is in a file.
+    """The cost model of a server or a file.
 
     Args:
-        source: the URL of a server, which is asked; the report.json of a trial; or what
+        source: the URL of a server, the report.json of a trial, or a file that
             `simulate` or `recommend` saved.
-        full: `--max-num-batched-tokens` of the server. A file of `simulate` or
-            `recommend` does without.
+        full: `--max-num-batched-tokens` of the server; unused for files of `simulate`
+            and `recommend`.
 
     Raises:
-        UsageError: it has learned nothing, does not answer, or is no such file.
+        UsageError: nothing was learned, no answer, or a file of another kind.
     """
     if "://" in source:
-        from ..server_api import Endpoint  # what it needs only a server has
+        from ..server_api import Endpoint  # needs packages that a clone lacks
 
         learned = Endpoint(source).figures().costs
-        what = "vllm:dp_balance_step_cost_seconds"
-        return _learned(learned, full, f"{source}/metrics", what)
+        name = "vllm:dp_balance_step_cost_seconds"
+        return _learned(learned, full, f"{source}/metrics", name)
     if not (source and Path(source).is_file()):
         raise UsageError(
             f"--cost-from {source}: is no file, and no address of a server; give "
@@ -39,8 +39,8 @@ def cost_of(source: str, full: int) -> CostModel:
         )
     document: Any = read_json(Path(source), "trial", "simulate", "recommend")
     if document["format"] == "dp-balance trial":
-        found = document.get("learned_seconds") or {}
-        return _learned(found, full, source, "learned_seconds")
+        seconds = document.get("learned_seconds") or {}
+        return _learned(seconds, full, source, "learned_seconds")
     try:
         return CostModel(**document["scenario"]["cost"])
     except (KeyError, TypeError):
@@ -49,17 +49,17 @@ def cost_of(source: str, full: int) -> CostModel:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _learned(found: Mapping[str, Any], full: int, where: str, what: str) -> CostModel:
-    """From seconds by part of a step.
+def _learned(seconds: Mapping[str, Any], full: int, where: str, key: str) -> CostModel:
+    """The cost model of learned seconds by part of a step.
 
     Raises:
-        UsageError: `what` has not all of them.
+        UsageError: a part is missing; the message names `where` and `key`.
     """
     try:
-        parts = {name: float(found[name]) for name in StepCost._fields}
+        parts = {name: float(seconds[name]) for name in StepCost._fields}
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{where}: has no {what} of all parts; serve a load with the policy "
+            f"{where}: has no {key} of all parts; serve a load with the policy "
             "adaptive first."
         ) from None
     return cost_model(StepCost(**parts), full)

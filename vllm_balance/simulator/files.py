@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Text files that the user names."""
+"""Reads text files that the user names."""
 
 import stat
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ..errors import UsageError
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Reads all of a file, as `read_lines`."""
+    """The text of a file, read by `read_lines`."""
     return "".join(read_lines(path, errors))
 
 
@@ -19,10 +19,10 @@ def read_lines(path: Path, errors: str = "strict") -> Iterator[str]:
 
     Args:
         path: the file.
-        errors: what to do with bytes that are no text, as for `bytes.decode`.
+        errors: the error handler of `bytes.decode`.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         mode = path.stat().st_mode

@@ -16,20 +16,20 @@ from .requests.request import SimRequest
 from .step_time.model import Loads
 
 SYNC_STEPS = 32
-"""Steps between two in which vLLM's ranks agree whether a wave has ended; a rank alone
-knows it at once."""
+"""Every so many steps vLLM's ranks agree whether a wave has ended; a single rank does
+in every step."""
 
 
 Device = Callable[[Loads, float], float]
-"""How many seconds a step takes that begins at virtual seconds."""
+"""The seconds of a step, from its loads and the virtual time at which it begins."""
 
 Leave = Callable[[Engine, float], Sequence[SimRequest]]
-"""Whose client goes away before a step that begins at virtual seconds: takes them out
-of the ranks, and returns them."""
+"""Takes the requests of clients that go away before a step out of the ranks, by the
+step's virtual time, and returns them."""
 
 
 class StepRecord(NamedTuple):
-    """What happened in one step, for traces and timelines."""
+    """The record of one step, for traces and timelines."""
 
     end: float
     """Virtual seconds."""
@@ -37,7 +37,7 @@ class StepRecord(NamedTuple):
     loads: Loads
     held: tuple[bool, ...]
     counts: Counts
-    """Of every rank after the step."""
+    """The counts of every rank after the step."""
 
 
 class StepTotals(NamedTuple):
@@ -61,7 +61,7 @@ class Run(NamedTuple):
     last_sent: float
     """Virtual seconds at which the last request was sent."""
     first_turn: int
-    """Requests that a closed loop sends at once, if there are; 0 of an open loop."""
+    """Requests that a closed loop sends at once; 0 for an open loop."""
 
 
 class Cluster:
@@ -82,10 +82,10 @@ class Cluster:
         on_step: Callable[[StepRecord], None] | None = None,
         on_done: Callable[[int], object] | None = None,
     ) -> None:
-        """Nothing has been sent yet.
+        """Sends nothing yet.
 
-        The engine was told of `async_scheduling`, too; `launch` is `CostModel.launch`.
-        Without a controller nothing is exchanged. `on_done` is called with the number
+        `async_scheduling` must be that of the engine; `launch` is `CostModel.launch`.
+        Without a controller no rows are exchanged. `on_done` is called with the number
         of requests that ended in a step.
         """
         self._engine, self._controller = engine, controller
@@ -94,36 +94,36 @@ class Cluster:
         self._launch = launch if async_scheduling else 0.0
         self._on_step, self._on_done = on_step, on_done
         self._in_flight: deque[tuple[Loads, tuple[float, float] | None]] = deque()
-        """Of the steps that were scheduled and have not ended; where launches block,
-        with their seconds and when they end."""
+        """The loads of the scheduled steps that have not ended; if launches block, with
+        their seconds and their ends."""
         self._end = 0.0
-        """Of the step that was launched last, where launches block."""
+        """The end of the step that was launched last, if launches block."""
         self._totals: list[StepTotals] = []
         self._now, self._wave, self._step = 0.0, 0, 0
         self._sync_steps = SYNC_STEPS if len(engine.counts()) > 1 else 1
         self._routed: list[tuple[int, SimRequest]] = []
-        """What arrived while the step ran, each with its rank."""
+        """Requests that arrived during the step, each with its rank."""
         self._gone: list[SimRequest] = []
-        """Whose client has gone since the last step ended."""
+        """Requests whose clients have gone since the last step ended."""
 
     def run(self) -> Run:
         """Serves the requests, which are sent in their order."""
-        left = len(self._requests)
-        # Others look at each step, or change ranks before it.
-        others = self._leave, self._on_step, self._launch, self._dispatcher.is_dealt
-        while left:
-            if not (self._routed or any(others)):
+        remaining = len(self._requests)
+        # These need each step, so that calm steps cannot be taken at once.
+        per_step = self._leave, self._on_step, self._launch, self._dispatcher.is_dealt
+        while remaining:
+            if not (self._routed or any(per_step)):
                 self._pass_calm()
             self._begin_step()
             # Not in the first step of a wave: another is scheduled before it ends.
             if len(self._in_flight) > self._async:
-                left -= self._end_step()
+                remaining -= self._end_step()
             self._agree()
         clients = self._clients
         return Run(self._requests, self._totals, clients.last_sent, clients.first_turn)
 
     def _pass_calm(self) -> None:
-        """Takes steps in which decodes go on and nothing else, if these come next."""
+        """Takes the next steps at once, as long as they do nothing but decode."""
         engine, controller, in_flight = self._engine, self._controller, self._in_flight
         calm = engine.calm_steps()
         if calm <= 0 or len(in_flight) != self._async or not engine.has_work():
@@ -148,7 +148,7 @@ class Cluster:
         engine.skip(self._step - first)
 
     def _begin_step(self) -> None:
-        """Requests that have arrived reach their ranks, and a step is scheduled."""
+        """Adds the arrived requests to their ranks, and schedules a step."""
         engine, clients, dispatcher = self._engine, self._clients, self._dispatcher
         if self._step == 0 and not self._routed and not engine.has_work():
             self._now = max(self._now, clients.next_arrival)
@@ -165,17 +165,17 @@ class Cluster:
         self._in_flight.append((loads, self._launched(loads) if self._launch else None))
 
     def _launched(self, loads: Loads) -> tuple[float, float]:
-        """Waits for a launch that blocks; how long its step takes, and when it ends."""
+        """Waits for a blocking launch; returns the step's seconds and its end."""
         seconds = self._device(loads, self._now)
         self._end = max(self._now, self._end) + seconds
         self._now = max(self._now, self._end - (1 - self._launch) * seconds)
         return seconds, self._end
 
     def _end_step(self) -> int:
-        """The oldest step ends, and who must know of it is told.
+        """Ends the oldest step, and notifies dispatcher and clients.
 
         Returns:
-            how many requests ended.
+            the number of requests that ended.
         """
         dispatcher, clients = self._dispatcher, self._clients
         loads, launched = self._in_flight.popleft()
@@ -206,7 +206,7 @@ class Cluster:
         return len(done)
 
     def _agree(self) -> None:
-        """The ranks report, and agree on the next step or that the wave has ended."""
+        """Reports counts, and decides on the next step, or ends the wave."""
         engine, controller = self._engine, self._controller
         self._tell_coordinator()
         self._step += 1
@@ -225,13 +225,13 @@ class Cluster:
         coordinator.tell(self._now, self._wave, self._step, self._engine.counts())
 
 
-def _sum_up(end: float, seconds: float, loads: Loads, more: int) -> StepTotals:
-    """The totals of a step that had so many output tokens `more` than decodes."""
+def _sum_up(end: float, seconds: float, loads: Loads, extra: int) -> StepTotals:
+    """The totals of a step with `extra` output tokens beside its decodes."""
     decodes, prefill = sum(loads.decodes), sum(loads.prefill)
     if prefill:
-        most = max(map(int.__add__, loads.prefill, loads.decodes))
+        maximum = max(map(int.__add__, loads.prefill, loads.decodes))
     else:
-        most = max(loads.decodes)
+        maximum = max(loads.decodes)
     ranks = len(loads.decodes)
-    balance = (decodes + prefill) / (ranks * most) if most else 1.0
-    return StepTotals(end, seconds, decodes + more, decodes, prefill, balance)
+    balance = (decodes + prefill) / (ranks * maximum) if maximum else 1.0
+    return StepTotals(end, seconds, decodes + extra, decodes, prefill, balance)

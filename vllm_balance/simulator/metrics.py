@@ -14,10 +14,9 @@ from .requests.request import SimRequest
 
 @dataclass(frozen=True)
 class Metrics:
-    """Named as `vllm bench serve` names them in its saved results, where it does.
+    """Figures of a run, with the names of `vllm bench serve`'s results if it has them.
 
-    A figure is None where there is none: no time per output token of answers that have
-    one.
+    A figure is None if it does not exist, as TPOT of answers of one token.
     """
 
     duration: float
@@ -33,12 +32,12 @@ class Metrics:
     """The same until the last request was sent: without the final drain, which a
     closed loop of a server never has. None if that is the start."""
     first_turn: int
-    """Requests that a closed loop sends at once, if there are; 0 of an open loop."""
+    """Requests that a closed loop sends at once; 0 for an open loop."""
     steady_mean_e2el_ms: float | None
-    """Without the first and the last turn: those requests are sent to an empty server,
-    and end on one that empties. In an open loop of all."""
+    """Mean latency without the first and the last turn of a closed loop, whose requests
+    begin on an empty server or end on one that empties."""
     steady_p99_ttft_ms: float | None
-    """Of the same."""
+    """p99 TTFT of the same requests."""
     mean_ttft_ms: float
     median_ttft_ms: float
     p99_ttft_ms: float
@@ -54,19 +53,19 @@ class Metrics:
     prefill_steps: int
     """Steps in which any rank prefilled."""
     attainment: float | None = None
-    """Share of the requests that keep the limits of both tokens, if there are any."""
+    """Share of the requests within both limits; None without limits."""
 
     @property
     def turns(self) -> float:
-        """How many mean requests last as long as requests are sent."""
+        """The time of sending over the mean latency."""
         return self.steady_duration / (1e-3 * self.mean_e2el_ms)
 
     @property
     def compared_throughput(self) -> float | None:
         """Output tokens per second: in a closed loop the steady ones.
 
-        In an open loop requests may be sent in a short part of the run, so it is that
-        of the whole.
+        In an open loop it is that of the whole run, because all requests may be sent in
+        a short part of it.
         """
         if self.first_turn:
             return self.steady_output_throughput
@@ -79,7 +78,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def attainment(run: Run, limits: LatencyLimits) -> float:
-    """Share of the requests that keep both limits."""
+    """Share of the requests within both limits."""
     ttft, tpot = (limit or math.inf for limit in limits)
     return _mean(
         [
@@ -152,10 +151,7 @@ def _steady_throughput(
 
 
 def _weighted_percentile(ordered: Sequence[tuple[float, int]], share: float) -> float:
-    """Percentile of values that each occur as often as their weight says.
-
-    There is a value.
-    """
+    """Percentile of values with weights; there must be a value."""
     threshold = share * sum(weight for _, weight in ordered)
     reached = 0
     for value, weight in ordered:

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .arguments import MOST_RANKS, MOST_TOKENS, whole
 from .cost_from import cost_of
 from .front_end.load_balancers import AS_SERVED, LOAD_BALANCERS
-from .policies import BALANCE, OWN, PolicySpec, make_controller
+from .policies import BALANCE, SERVED_POLICIES, PolicySpec, make_controller
 from .rank.limits import RankLimits
 from .requests.arrivals import Frontend
 from .requests.trace_options import (
@@ -38,8 +38,8 @@ def add_scenario_args(parser: argparse.ArgumentParser) -> None:
         "--policy",
         nargs="+",
         metavar="NAME",
-        help=f"Any of {', '.join(OWN)}. Parameters follow a colon: cap:margin=1. "
-        f"Default: {' '.join(OWN)}; of one rank: off adaptive.",
+        help=f"Any of {', '.join(SERVED_POLICIES)}. Parameters follow a colon: cap:"
+        f"margin=1. Default: {' '.join(SERVED_POLICIES)}; of one rank: off adaptive.",
     )
     parser.add_argument(
         "--disable-tqdm",
@@ -101,13 +101,14 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         type=whole(1, MOST_RANKS),
         help="Default: one per rank, as of `vllm serve`.",
     )
-    for name, what in (("ttft", "the first token"), ("tpot", "each other token")):
+    for name, token in (("ttft", "the first token"), ("tpot", "each other token")):
         add(
             f"{BALANCE}-{name}-ms",
             type=whole(0, 10**9),
             default=0,
-            help=f"What {what} is to take at most; adaptive keeps it where it can, and "
-            "the table has the share of requests that keep all limits. 0: no limit.",
+            help=f"What {token} is to take at most; adaptive keeps it where it can, "
+            "and the table has the share of requests that keep all limits. 0: no "
+            "limit.",
         )
     add(
         "--async-scheduling",
@@ -164,7 +165,7 @@ def add_result_args(parser: argparse.ArgumentParser) -> None:
 
 
 def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -> None:
-    """Writes what a subcommand, `kind`, has found, if the options ask for it.
+    """Writes the result of the verb `kind`, if the options say so.
 
     Raises:
         UsageError: the file cannot be written.
@@ -186,29 +187,30 @@ def save_result(args: argparse.Namespace, kind: str, parts: dict[str, object]) -
 
 
 def policies_from(args: argparse.Namespace) -> list[str]:
-    """The policies asked for, once each.
+    """The policies of the options, each once.
 
     Raises:
-        UsageError: there is none of one of the names, or it does nothing on one rank.
+        UsageError: a name is unknown, or the policy does nothing on one rank.
     """
     is_alone = args.data_parallel_size == 1
-    own = ("off", *ALONE) if is_alone else OWN
-    policies = args.policy or own
+    available = ("off", *ALONE) if is_alone else SERVED_POLICIES
+    policies = args.policy or available
     for name in policies:
         make_controller(name)
-        if is_alone and PolicySpec.parse(name).name in {*OWN} - {*own}:
+        unavailable = {*SERVED_POLICIES} - {*available}
+        if is_alone and PolicySpec.parse(name).name in unavailable:
             raise UsageError(
                 f"--policy {name}: needs ranks that wait for each other, and "
-                f"--data-parallel-size is 1; choose from {', '.join(own)}."
+                f"--data-parallel-size is 1; choose from {', '.join(available)}."
             )
     return list(dict.fromkeys(policies))
 
 
 def scenario_from(args: argparse.Namespace) -> Scenario:
-    """What the options describe.
+    """The scenario that the options describe.
 
     Raises:
-        UsageError: they cannot be; the message names the option.
+        UsageError: an option is wrong; the message names it.
     """
     limits = RankLimits(
         args.data_parallel_size,
@@ -237,7 +239,7 @@ def scenario_from(args: argparse.Namespace) -> Scenario:
 
 
 def _defaults() -> argparse.Namespace:
-    """What the options are that nobody gave."""
+    """The default values of all options."""
     parser = argparse.ArgumentParser()
     add_scenario_args(parser)
     add_result_args(parser)

@@ -17,7 +17,7 @@ from vllm_balance.core.policies.rows import Snapshot
 from ..errors import UsageError
 
 BALANCE = "--data-parallel-balance"
-"""The option of `vllm serve`."""
+"""The option of `vllm serve` that names the policy."""
 
 
 class Controller(Protocol):
@@ -28,19 +28,18 @@ class Controller(Protocol):
         ...
 
     def reset(self) -> None:
-        """A wave has ended."""
+        """Ends a wave."""
         ...
 
 
-OWN = ("off", *POLICIES)
+SERVED_POLICIES = ("off", *POLICIES)
 """The values of `BALANCE`."""
 
 MakeController = Callable[[int], Controller]
-"""Makes one for so many steps that are scheduled before the first of them has ended."""
+"""Makes a controller for a number of steps in flight."""
 
-NO_OTHERS: Mapping[str, MakeController] = {}
-MOST = 999_999
-"""Of a parameter."""
+MAX_PARAMETER = 999_999
+"""The largest value of a parameter."""
 
 
 class PolicySpec(NamedTuple):
@@ -56,21 +55,21 @@ class PolicySpec(NamedTuple):
         Raises:
             UsageError: it has no such form.
         """
-        name, colon, rest = text.partition(":")
+        name, colon, parts = text.partition(":")
         parameters: dict[str, int] = {}
-        for item in rest.split(",") if colon else ():
+        for item in parts.split(",") if colon else ():
             parameter, _, value = item.partition("=")
             if not _is_number(value) or parameter in parameters:
                 raise UsageError(
                     f"--policy {text}: {item!r} is not PARAMETER=NUMBER, a whole "
-                    f"number from 0 to {MOST}, each once."
+                    f"number from 0 to {MAX_PARAMETER}, each once."
                 )
             parameters[parameter] = int(value)
         return cls(name, parameters)
 
 
 def _is_number(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and len(text) <= len(str(MOST))
+    return text.isdecimal() and text.isascii() and len(text) <= len(str(MAX_PARAMETER))
 
 
 def server_options(text: str, limits: LatencyLimits = NO_LIMITS) -> list[str]:
@@ -79,9 +78,10 @@ def server_options(text: str, limits: LatencyLimits = NO_LIMITS) -> list[str]:
     Raises:
         UsageError: no server has it.
     """
-    if text not in OWN:
+    if text not in SERVED_POLICIES:
         raise UsageError(
-            f"--policy {text}: a server has {', '.join(OWN)}, without parameters."
+            f"--policy {text}: a server has {', '.join(SERVED_POLICIES)}, without "
+            "parameters."
         )
     options = [BALANCE, text]
     for name, limit in limits._asdict().items():
@@ -93,7 +93,7 @@ def server_options(text: str, limits: LatencyLimits = NO_LIMITS) -> list[str]:
 def make_controller(
     text: str,
     in_flight: int = 1,
-    others: Mapping[str, MakeController] = NO_OTHERS,
+    controllers: Mapping[str, MakeController] = {},
     limits: LatencyLimits = NO_LIMITS,
 ) -> Controller | None:
     """The policy that `PolicySpec` describes; None for "off", which exchanges nothing.
@@ -101,17 +101,17 @@ def make_controller(
     Args:
         text: what to make.
         in_flight: steps that are scheduled before the first of them has ended.
-        others: more than a server has, by name.
-        limits: kept by `adaptive`.
+        controllers: further policies by name, or others instead of a server's.
+        limits: for `adaptive` to keep.
 
     Raises:
-        UsageError: there is none of that name, or not with these parameters.
+        UsageError: there is no policy of that name, or not with these parameters.
     """
-    if text in others:
-        return others[text](in_flight)
+    if text in controllers:
+        return controllers[text](in_flight)
     name, parameters = PolicySpec.parse(text)
-    if name not in OWN:
-        names = ", ".join([*OWN, *others])
+    if name not in SERVED_POLICIES:
+        names = ", ".join([*SERVED_POLICIES, *controllers])
         raise UsageError(f"--policy {text}: invalid choice; choose from {names}.")
     try:
         if name in POLICIES:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""`recommend`: one sentence of advice, and the table it rests on."""
+"""`recommend`: one sentence of advice, and the table on which it is based."""
 
 import argparse
 import math
@@ -21,7 +21,7 @@ LATENCY, TOKENS, TTFT = (
     "compared_throughput",
     "steady_p99_ttft_ms",
 )
-"""Figures that are judged."""
+"""The figures on which the advice is based."""
 
 
 def advise(
@@ -31,22 +31,21 @@ def advise(
 ) -> str:
     """Which policy to choose, and why, in one sentence.
 
-    The measure is the mean time from sending a request to its last token: in a closed
-    loop it falls as throughput rises (Little's law), and in an open one, where
-    throughput is given, it weighs a later start against faster tokens. The first
-    and the last turn of a closed loop are not counted, and a policy with fewer tokens
-    per second is none: in a longer run its requests would end later.
-    One of the results is of "off".
+    The policy with the lowest mean latency: in a closed loop it falls as throughput
+    rises (Little's law), and in an open one, where throughput is given, it weighs a
+    later start against faster tokens. The first and the last turn of a closed loop do
+    not count. A policy with fewer tokens per second is excluded, because in a longer
+    run its requests would end later. One of the results must be of "off".
     """
-    if why := unsteady(results):
-        return f"No advice, because {why}"
+    if reason := unsteady(results):
+        return f"No advice, because {reason}"
     off = next(result for result in results if result.policy == "off")
-    most = math.inf if ttft_budget_ms is None else ttft_budget_ms
-    in_time = [r for r in results if r is not off and r.figure(TTFT) <= most]
+    budget = math.inf if ttft_budget_ms is None else ttft_budget_ms
+    in_time = [r for r in results if r is not off and r.figure(TTFT) <= budget]
     if not in_time:
         return (
-            f"Leave it off: every policy exceeds the TTFT budget of {most:g} ms at the "
-            f"99th percentile (off: {off.figure(TTFT):.0f} ms)."
+            f"Leave it off: every policy exceeds the TTFT budget of {budget:g} ms at "
+            f"the 99th percentile (off: {off.figure(TTFT):.0f} ms)."
         )
     lasting = [r for r in in_time if (r.gain(TOKENS, off) or 0) > _least_gain(off)]
     if not lasting:
@@ -55,37 +54,37 @@ def advise(
     gain, margin = _earlier(best, off)
     if gain < WORTHWHILE or gain < margin:
         later_or_earlier = "later" if gain < 0 else "earlier"
-        why = ", which is too little to matter" * (gain >= 0)
+        reason = ", which is too little to matter" * (gain >= 0)
         return (
             f"Leave it off: with the best policy, {best.policy}, requests end "
             f"{abs(gain):.1%} {later_or_earlier} on average (±{margin:.1%} between "
-            f"seeds){why}."
+            f"seeds){reason}."
         )
     return _praise(best, off, limits)
 
 
 def _least_gain(off: PolicyResult) -> float:
-    """Of tokens per second. The end of an open loop is in that of the whole run."""
+    """The allowed loss of tokens per second, as a gain; greater in short open loops."""
     end = 0.0 if off.runs[0].first_turn else 1 / off.figure("turns")
     return -max(WORTHWHILE, end)
 
 
 def _earlier(best: PolicyResult, off: PolicyResult) -> tuple[float, float]:
-    """By which share requests end earlier, and half the range between seeds."""
+    """By which share latency is lower, and half the range between seeds."""
     gains = [-gain for gain in best.gains(LATENCY, off)]
     return statistics.fmean(gains), (max(gains) - min(gains)) / 2
 
 
 def _praise(best: PolicyResult, off: PolicyResult, limits: LatencyLimits) -> str:
     gain, margin = _earlier(best, off)
-    more = best.gain(TOKENS, off) or 0
+    tokens_gain = best.gain(TOKENS, off) or 0
     is_closed = bool(off.runs[0].first_turn)
     counted = "; first and last requests not counted" * is_closed
     tokens = f"{'steady' if is_closed else 'output'} tok/s"  # as a column is called
-    rate = "" if abs(more) < WORTHWHILE else f", {tokens} {more:+.0%}"
-    was, is_now = (result.mean("mean_tpot_ms") for result in (off, best))
-    has_none = was is None or is_now is None
-    tpot = "" if has_none else f", TPOT {was:.0f} → {is_now:.0f} ms"
+    rate = "" if abs(tokens_gain) < WORTHWHILE else f", {tokens} {tokens_gain:+.0%}"
+    tpot_off, tpot_best = (result.mean("mean_tpot_ms") for result in (off, best))
+    has_none = tpot_off is None or tpot_best is None
+    tpot = "" if has_none else f", TPOT {tpot_off:.0f} → {tpot_best:.0f} ms"
     ttft = [result.figure("median_ttft_ms") / 1e3 for result in (off, best)]
     within = ""
     if any(limits):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Results as a table and as a JSON file that says how they came about."""
+"""Results as a table, and as a JSON file with command and versions."""
 
 import json
 import platform
@@ -16,9 +16,9 @@ from .files import read_text
 from .metrics import Metrics
 
 FORMAT_VERSION = 1
-"""Of the files written here; raised when a reader of old files would misread them."""
+"""The version of the files, raised when old files would be misread."""
 WORTHWHILE = 0.02
-"""Requests must end this share earlier; less does not pay for another moving part."""
+"""Latency must be lower by this share; less does not pay for the complexity."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class PolicyResult:
         return _mean([getattr(run, name) for run in self.runs])
 
     def gains(self, name: str, off: "PolicyResult") -> list[float]:
-        """Per seed: how much greater the figure is than with off, as a share.
+        """Per seed the share by which the figure is greater than with off.
 
-        Empty if a run has none.
+        Empty if a run has no such figure.
         """
         pairs = [
-            (getattr(mine, name), getattr(theirs, name))
-            for mine, theirs in zip(self.runs, off.runs, strict=True)
+            (getattr(run, name), getattr(run_off, name))
+            for run, run_off in zip(self.runs, off.runs, strict=True)
         ]
-        if any(mine is None or not theirs for mine, theirs in pairs):
+        if any(run is None or not run_off for run, run_off in pairs):
             return []
-        return [mine / theirs - 1 for mine, theirs in pairs]
+        return [run / run_off - 1 for run, run_off in pairs]
 
     def figure(self, name: str) -> float:
-        """As `mean`, of a figure that every steady run has."""
+        """The `mean` of a figure that every steady run has."""
         mean = self.mean(name)
         assert mean is not None, name
         return mean
@@ -57,32 +57,32 @@ class PolicyResult:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if 0 < len(numbers) == len(values) else None
 
 
 LEAST_TURNS = 3.0
-"""Requests must be sent for so many times as long as one takes on average: before, the
-beginning and the end of a run weigh more than what lies between."""
+"""Requests must be sent for so many mean latencies; in shorter runs the beginning and
+the end weigh more than the part between."""
 
 
 def unsteady(results: Sequence[PolicyResult]) -> str | None:
-    """Why a longer run may say something else, if no policy has a steady part."""
+    """A text with advice if no policy has a steady part; else None."""
     turns = [result.mean("turns") or 0.0 for result in results]
     steady = [result.mean("steady_mean_e2el_ms") for result in results]
     if max(turns) >= LEAST_TURNS and None not in steady:
         return None
     best = results[turns.index(max(turns))].runs[0]
-    said = (
+    text = (
         f"nothing is steady: {best.completed} requests are sent within "
         f"{best.steady_duration:.3g} s, and one takes {best.mean_e2el_ms / 1e3:.3g} s "
         "on average; give "
     )
     if best.first_turn:
         prompts = f"--num-prompts {8 * best.first_turn} or more"
-        return f"{said}{prompts} (if there are so many), or a lower --max-concurrency."
+        return f"{text}{prompts} (if there are so many), or a lower --max-concurrency."
     return (
-        f"{said}more of them (--num-prompts, or a longer window of the trace), or "
+        f"{text}more of them (--num-prompts, or a longer window of the trace), or "
         "fewer per second if the ranks cannot keep up."
     )
 
@@ -142,7 +142,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What produced a result; "balance" is the hash of what decides."""
+    """The versions that produced a result; "balance" is the hash of the policies."""
     try:
         vllm = version("vllm")
     except PackageNotFoundError:
@@ -155,13 +155,13 @@ def versions() -> dict[str, str]:
 
 
 def strict_json(document: Mapping[str, object]) -> str:
-    """The document as JSON; what is no number or has no limit is null."""
-    known = json.loads(json.dumps(document), parse_constant=lambda _: None)
-    return json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False)
+    """The document as JSON; nan and infinity are null."""
+    cleaned = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return json.dumps(cleaned, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Writes the document as `strict_json` has it.
+    """Writes the document as `strict_json`.
 
     Raises:
         UsageError: the file cannot be written.
@@ -185,11 +185,11 @@ def read_json(path: Path, *kinds: str) -> dict[str, object]:
         document: dict[str, object] = dict(parsed)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}).") from None
-    found = [document.get(key) for key in ("format", "format_version")]
-    if found not in [[f"dp-balance {kind}", FORMAT_VERSION] for kind in kinds]:
+    declared = [document.get(key) for key in ("format", "format_version")]
+    if declared not in [[f"dp-balance {kind}", FORMAT_VERSION] for kind in kinds]:
         raise UsageError(
             f"{path}: not a file of `vllm-balance {' or '.join(kinds)}`, "
-            f"version {FORMAT_VERSION} (it says {found}). Make it again with this "
+            f"version {FORMAT_VERSION} (it says {declared}). Make it again with this "
             "vLLM."
         )
     return document

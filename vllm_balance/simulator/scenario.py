@@ -21,7 +21,7 @@ from .front_end.backends import Backends, MakeBalancers
 from .front_end.load_balancers import LOAD_BALANCERS, load_balancer_of
 from .loop import Cluster, Device, Leave, Run, StepRecord
 from .metrics import Metrics, measure
-from .policies import NO_OTHERS, MakeController, PolicySpec, make_controller
+from .policies import MakeController, PolicySpec, make_controller
 from .rank.engine import Engine
 from .rank.limits import RankLimits
 from .requests.arrivals import Clients, ClientTraffic, Frontend
@@ -44,25 +44,25 @@ class Scenario:
     load_balancer: str = "0.23"
     async_scheduling: bool = False
     short_first: bool | None = None
-    """Whether short prompts pass long ones in a rank; None: as the policy is served."""
+    """Whether short prompts pass long ones in a rank; None for the policy's default."""
     role: str = "both"
-    """What the instance does of a request, one of `ROLES`. A prefill instance ends it
-    at its first token. To a decode instance it comes with its KV cache, at once; no
-    policy holds it there."""
+    """The role of the instance, one of `ROLES`. A prefill instance ends requests at the
+    first token. To a decode instance requests come with their KV cache, at once; no
+    policy holds them there."""
     latency_limits: LatencyLimits = NO_LIMITS
-    """What `adaptive` is to keep, and what requests are counted by that keep both."""
+    """Limits for `adaptive` to keep, by which `attainment` counts requests, too."""
 
 
 def accepted(rates: Sequence[float], rng: random.Random) -> Iterator[int]:
-    """How many drafts are accepted in one step after the other."""
+    """The number of accepted drafts of each step, endlessly."""
     while True:
         drawn = rng.random()
         yield sum([drawn < rate for rate in rates])
 
 
 DECODE_SECONDS = 0.05
-"""That the next turn of a session waits for each token of an answer, where that is of a
-decode instance."""
+"""Seconds per token of an answer that comes from a decode instance, for which the next
+turn of a session waits."""
 
 
 def _end_at_first_token(requests: Sequence[SimRequest]) -> None:
@@ -74,7 +74,7 @@ def _end_at_first_token(requests: Sequence[SimRequest]) -> None:
 
 
 def requests_of(scenario: Scenario, seed: int) -> list[SimRequest]:
-    """What is sent. All policies are asked the same questions: nothing else draws here.
+    """The requests of a seed, which are the same for all policies.
 
     Raises:
         UsageError: the workload cannot be made.
@@ -107,16 +107,16 @@ def make_engine(scenario: Scenario, requests: Sequence[SimRequest]) -> Engine:
 
 
 MOST_STEPS = 1e8
-"""Of a run, which takes hours."""
+"""The largest number of steps of a run, which takes hours."""
 
 
 def _refuse_endless(scenario: Scenario, requests: Sequence[SimRequest]) -> None:
-    limits, most = scenario.limits, scenario.traffic.max_concurrency
+    limits, concurrency = scenario.limits, scenario.traffic.max_concurrency
     slots = limits.ranks * limits.max_num_seqs
     prompts = sum(request.prompt_len for request in requests)
     answers = sum(request.output_len for request in requests)
     steps = prompts / (limits.ranks * limits.max_num_batched_tokens)
-    steps += answers / min(slots, most or slots)
+    steps += answers / min(slots, concurrency or slots)
     if steps > MOST_STEPS:
         raise UsageError(
             f"--num-prompts {len(requests)}: {prompts + answers} tokens need some "
@@ -126,7 +126,7 @@ def _refuse_endless(scenario: Scenario, requests: Sequence[SimRequest]) -> None:
 
 
 def _device(cost: CostModel, rng: random.Random) -> Device:
-    """Steps that take as long as the cost model says, with its noise."""
+    """A device whose step times are those of the cost model, with its noise."""
 
     def seconds(loads: Loads, now: float) -> float:
         return cost.step_seconds(loads)
@@ -142,7 +142,7 @@ def simulate(
     policy: str,
     seed: int = 0,
     *,
-    controllers: Mapping[str, MakeController] = NO_OTHERS,
+    controllers: Mapping[str, MakeController] = {},
     routers: Mapping[str, MakeBalancers] = LOAD_BALANCERS,
     device: Device | None = None,
     leave: Leave | None = None,
@@ -153,16 +153,16 @@ def simulate(
     """Runs the scenario with a policy. The same arguments give the same run.
 
     Args:
-        scenario: what is run.
-        policy: what `make_controller` makes.
-        seed: of all that is drawn.
-        controllers: policies more, or instead of a server's, by name.
-        routers: what may send requests to ranks, by name.
-        device: what steps take, instead of the scenario's cost.
-        leave: whose clients go away.
+        scenario: the scenario.
+        policy: a text that `make_controller` takes.
+        seed: seed of all random numbers.
+        controllers: further policies by name, or others instead of a server's.
+        routers: load balancers by name.
+        device: gives the step times, instead of the scenario's cost.
+        leave: takes out requests whose clients go away.
         rng: draws for routers and clients, instead of a generator for each.
-        on_step: is told of each step.
-        on_done: is told how many requests ended in a step.
+        on_step: is called with the record of each step.
+        on_done: is called with the number of requests that ended in a step.
 
     Raises:
         UsageError: the scenario cannot be run; the message names the option.
@@ -210,8 +210,8 @@ def simulate(
 
 
 def simulate_and_measure(
-    scenario: Scenario, policy: str, seed: int = 0, **watched: Any
+    scenario: Scenario, policy: str, seed: int = 0, **options: Any
 ) -> Metrics:
     """Runs the scenario, as by `simulate`, and keeps only its figures."""
-    run = simulate(scenario, policy, seed, **watched)
+    run = simulate(scenario, policy, seed, **options)
     return measure(run, scenario.latency_limits)

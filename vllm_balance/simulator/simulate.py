@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 try:
     from tqdm import tqdm
-except ModuleNotFoundError:  # a clone: runs without, and without a bar
+except ModuleNotFoundError:  # in a clone: runs without a bar
     tqdm = None  # type: ignore[assignment,misc]
 
 from ..cores import usable_cores
@@ -39,24 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Comparison(NamedTuple):
-    """What was compared, and what came out."""
+    """A scenario, its seeds, and the results of each policy."""
 
     scenario: Scenario
     seeds: Sequence[int]
     results: Sequence[PolicyResult]
 
     def gains(self) -> dict[str, float | None]:
-        """By policy, how much earlier requests end than with off.
+        """By policy the share by which mean latency is lower than with off.
 
-        A share of the mean; less than 0 if they end later, None if nothing is steady.
+        It is negative if latency is higher, and None if no part of a run is steady.
         """
-        off = next((found for found in self.results if found.policy == "off"), None)
+        off = next((result for result in self.results if result.policy == "off"), None)
         if off is None:
             return {}
         later = {
-            found.policy: found.gain("steady_mean_e2el_ms", off)
-            for found in self.results
-            if found is not off
+            result.policy: result.gain("steady_mean_e2el_ms", off)
+            for result in self.results
+            if result is not off
         }
         return {name: None if gain is None else -gain for name, gain in later.items()}
 
@@ -64,19 +64,19 @@ class Comparison(NamedTuple):
         """Prints the table."""
         print_table(table_rows(self.results))
 
-    def save(self, args: argparse.Namespace, kind: str, **more: object) -> None:
-        """As `save_result`, with `more` parts of the document."""
+    def save(self, args: argparse.Namespace, kind: str, **extra: object) -> None:
+        """Saves as `save_result` does, with `extra` parts of the document."""
         parts = {
             "scenario": json.loads(json.dumps(asdict(self.scenario), default=str)),
             "seeds": list(self.seeds),
             "results": [asdict(result) for result in self.results],
             "gains": self.gains(),
         }
-        save_result(args, kind, parts | more)
+        save_result(args, kind, parts | extra)
 
 
 def compare_from(args: argparse.Namespace, policies: Sequence[str]) -> Comparison:
-    """Runs every policy with every seed as the options say, on all usable cores.
+    """Runs every policy with every seed, on all usable cores.
 
     Raises:
         UsageError: an option is wrong, or the scenario cannot be run.
@@ -113,18 +113,18 @@ def _run_on_cores(
     scenario: Scenario, runs: Sequence[tuple[str, int]], cores: int, bar: Any
 ) -> list[Metrics]:
     """The figures of the runs, each in another process; a bar counts runs."""
-    # Ctrl-C reaches all processes of a terminal: only this one is to tell of it.
+    # Ctrl-C reaches all processes of a terminal; only this one may report it.
     ignored = signal.SIGINT, signal.SIG_IGN
     pool = ProcessPoolExecutor(cores, initializer=signal.signal, initargs=ignored)
     with pool:
         try:
-            made = [pool.submit(simulate_and_measure, scenario, *run) for run in runs]
-            ended = as_completed(made)
+            futures = [pool.submit(simulate_and_measure, scenario, *r) for r in runs]
+            ended = as_completed(futures)
             if bar is not None:
-                ended = bar(ended, desc="simulated", total=len(made), unit="run")
-            for each in ended:
-                each.result()
-            return [each.result() for each in made]
+                ended = bar(ended, desc="simulated", total=len(futures), unit="run")
+            for future in ended:
+                future.result()
+            return [future.result() for future in futures]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -133,9 +133,9 @@ def _run_on_cores(
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compares the policies, prints the table, and saves it if asked to."""
+    """Compares the policies, prints the table, and saves it with --save-result."""
     comparison = compare_from(args, policies_from(args))
     comparison.show()
-    if why := unsteady(comparison.results):
-        print(f"warning: {why}", file=sys.stderr)
+    if reason := unsteady(comparison.results):
+        print(f"warning: {reason}", file=sys.stderr)
     comparison.save(args, "simulate")

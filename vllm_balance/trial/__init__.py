@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The trial: policies on real servers in turn, under the same load, and a report."""
+"""The trial: compares policies on real servers under the same load."""

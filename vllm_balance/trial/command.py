@@ -38,8 +38,8 @@ INTERRUPTED = 130
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Given(NamedTuple):
-    """The command line, in its parts."""
+class CommandLine(NamedTuple):
+    """The options of the trial, those of the load, and the server's command."""
 
     args: argparse.Namespace
     load: Sequence[str]
@@ -47,7 +47,7 @@ class Given(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trial`, for its help; what is given is in `words`."""
+    """Adds the options of `trial`, for its help; `args.words` has the command line."""
     parser.usage, parser.epilog = USAGE, LOAD_HELP
     add = parser.add_argument
     text = "The first is compared with all others (default: off adaptive)."
@@ -75,13 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--disable-tqdm", action="store_true", help="Disable the progress bar.")
 
 
-def parse(words: Sequence[str]) -> Given:
-    """Divides the words into our options, those of the load, and the command."""
-    at = words.index("--") if "--" in words else len(words)
+def parse(arguments: Sequence[str]) -> CommandLine:
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = Parser(USAGE, add_help=False, allow_abbrev=False)
     add_arguments(parser)
-    args, load = parser.parse_known_args(list(words[:at]))
-    return Given(args, load, words[at + 1 :])
+    args, load = parser.parse_known_args(list(arguments[:end]))
+    return CommandLine(args, load, arguments[end + 1 :])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -100,20 +99,20 @@ def run(args: argparse.Namespace) -> None:
     trial(parse(args.words))
 
 
-def trial(given: Given) -> None:
-    """Looks at everything, and then runs the stretches.
+def trial(command_line: CommandLine) -> None:
+    """Checks the command line, runs the stretches and writes the report.
 
     Raises:
         UsageError: something is refused, or the trial failed.
     """
-    args = given.args
-    deployments = _deployments(given)
+    args = command_line.args
+    deployments = _deployments(command_line)
     policies = _policies(args, deployments)
     served = list(dict.fromkeys(map(served_name, policies)))
     folder: Path = args.result_dir
     _refuse_taken(folder)
-    plan = None if deployments else planned(given.serve, served)
-    load = Load(given.load, folder / "load.log")
+    plan = None if deployments else planned(command_line.serve, served)
+    load = Load(command_line.load, folder / "load.log")
     urls = deployments or dict.fromkeys(served, plan.url if plan else "")
     endpoints = _endpoints(urls, load, plan)
     endpoint = endpoints[served[0]]
@@ -125,21 +124,21 @@ def trial(given: Given) -> None:
     if plan is None:
         load.find_tokenizer(endpoint)
     (folder / "report").mkdir(parents=True, exist_ok=True)
-    least = args.minutes / 3 if args.least_minutes is None else args.least_minutes
-    times = Times(60 * least, 60 * args.minutes, args.stretch)
-    found = Switchback(site, load, policies, times)
+    shortest = args.minutes / 3 if args.least_minutes is None else args.least_minutes
+    times = Times(60 * shortest, 60 * args.minutes, args.stretch)
+    switchback = Switchback(site, load, policies, times)
     is_interrupted = False
     with site, progress(hidden=args.disable_tqdm) as show:
         try:
-            asyncio.run(found.run(show))
+            asyncio.run(switchback.run(show))
         except (KeyboardInterrupt, asyncio.CancelledError):
             is_interrupted = True
-    if found.judged.blocks > 1:
-        about = {"command": shown(given, policies), "device": plan and _device()}
+    if switchback.judged.blocks > 1:
+        about = {"command": shown(command_line, policies), "device": plan and _device()}
         about["dispatch"] = _dispatch(args.restart, deployments)
         if args.show_model:
             about["model"] = shown_model(plan.model if plan else endpoint.model()[0])
-        report.write(folder, found, about)
+        report.write(folder, switchback, about)
     if is_interrupted:
         text = "interrupted: the report, if any, is of the blocks that had ended"
         print(text, file=sys.stderr)
@@ -147,7 +146,7 @@ def trial(given: Given) -> None:
 
 
 def _refuse_taken(folder: Path) -> None:
-    """A trial that has no report may begin anew."""
+    """Refuses a folder that has anything but a trial without a report."""
     is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     reports = folder / "report"
     is_begun = reports.is_dir() and not any(reports.iterdir())
@@ -167,13 +166,13 @@ def _dispatch(restarts: bool, deployments: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def progress(hidden: bool) -> Iterator[Show]:
-    """Shows what is known on a terminal."""
+    """A progress bar, with a function that sets its text and share."""
     out = sys.stderr if sys.stderr.isatty() else sys.stdout
     with tqdm(total=100, file=out, disable=hidden or None, bar_format=BAR) as bar:
 
-        def show(said: str, share: float) -> None:
+        def show(text: str, share: float) -> None:
             bar.n = round(100 * min(1.0, share))
-            bar.set_description_str(said)
+            bar.set_description_str(text)
 
         yield show
 
@@ -184,20 +183,20 @@ BAR = "{percentage:3.0f}%|{bar:20}| {elapsed} {desc}"
 def _endpoints(
     urls: Mapping[str, str], load: Load, plan: ServerPlan | None
 ) -> dict[str, Endpoint]:
-    """By policy the server to which its load goes; one for each address."""
+    """Each policy's server; policies with the same address share one `Endpoint`."""
     if plan is not None and plan.url.startswith("https:"):
-        # Whose server it is we know; the name in its certificate is not of loopback.
+        # The trial starts this server; its certificate does not name loopback.
         load.args.insecure = True
-    how = load.args.header or (), load.args.insecure
-    made = {url: Endpoint(url, *how) for url in urls.values()}
-    for url in made:
+    connection_options = load.args.header or (), load.args.insecure
+    by_url = {url: Endpoint(url, *connection_options) for url in urls.values()}
+    for url in by_url:
         if plan is not None or urlsplit(url).hostname in LOOPBACK:
             go_past_proxies(url)
-    return {policy: made[url] for policy, url in urls.items()}
+    return {policy: by_url[url] for policy, url in urls.items()}
 
 
 def _device() -> str:
-    """The name of the first chip, which is asked now that nobody serves on it."""
+    """The name of the first chip, read after the server has ended."""
     from vllm.platforms import current_platform
 
     with contextlib.suppress(Exception):  # of any driver
@@ -214,29 +213,29 @@ def _policies(args: argparse.Namespace, deployments: Mapping[str, str]) -> list[
     return names_of(policies)
 
 
-def _deployments(given: Given) -> dict[str, str]:
-    found: dict[str, str] = {}
-    texts: list[str] = given.args.deployment
+def _deployments(command_line: CommandLine) -> dict[str, str]:
+    urls: dict[str, str] = {}
+    texts: list[str] = command_line.args.deployment
     if len(texts) == 1 and "://" in texts[0].partition("=")[0]:
-        policies = given.args.policy or ["off", "adaptive"]
+        policies = command_line.args.policy or ["off", "adaptive"]
         texts = [f"{policy}={texts[0]}" for policy in dict.fromkeys(policies)]
-    elif given.args.policy and texts:
+    elif command_line.args.policy and texts:
         raise UsageError("--policy: leave it out; --deployment says which there are.")
     for text in texts:
         policy, _, url = text.partition("=")
-        if not re.match(r"https?://\S", url) or policy in found:
+        if not re.match(r"https?://\S", url) or policy in urls:
             raise UsageError(
                 f"--deployment {text}: give http://HOST:PORT of a server to switch, or "
                 "POLICY=http://HOST:PORT, each policy once."
             )
         Endpoint(url)  # refuses what is no address
-        found[policy] = url
-    if bool(found) == bool(given.serve):
+        urls[policy] = url
+    if bool(urls) == bool(command_line.serve):
         raise UsageError(
             f"{VERB}: give either `-- vllm serve MODEL …` or a --deployment, and not "
             "both."
         )
-    return found
+    return urls
 
 
 def planned(serve: Sequence[str], policies: Sequence[str]) -> ServerPlan:
@@ -264,31 +263,30 @@ def planned(serve: Sequence[str], policies: Sequence[str]) -> ServerPlan:
     active = next((policy for policy in policies if policy != "off"), "adaptive")
     machine = Machine(Path("/"), dict(os.environ), load_build_info(), Plan())
     try:
-        found, lines = plan_of(machine, [*serve, *server_options(active)])
+        server, diagnoses = plan_of(machine, [*serve, *server_options(active)])
     except ValueError as error:
         raise UsageError(f"{error}.") from None
-    refused = next((line for line in lines if line.state == "bad"), None)
-    if refused is not None:
-        raise UsageError(f"vllm serve: {refused.found}; {refused.do}.")
-    if found.unasked:
+    if bad := [diagnosis for diagnosis in diagnoses if diagnosis.state == "bad"]:
+        raise UsageError(f"vllm serve: {bad[0].found}; {bad[0].do}.")
+    if server.unasked:
         raise UsageError(
-            f"{found.unasked}: leave it out; requests could not be sent to the server, "
-            "or the policies not be seen."
+            f"{server.unasked}: leave it out; requests could not be sent to the "
+            "server, or the policies not be seen."
         )
-    host, port, more = found.host, found.port, []
-    if found.uds:  # to which `vllm bench serve` cannot send
+    host, port, options = server.host, server.port, []
+    if server.uds:  # to which `vllm bench serve` cannot send
         host = "127.0.0.1"
         with socket.create_server((host, 0)) as free:
             port = free.getsockname()[1]
-        more = ["--uds=", "--host", host, "--port", str(port)]
-        said = f"the load goes to {host}:{port} instead"
-        print(f"note: --uds {found.uds}: {said}", file=sys.stderr)
+        options = ["--uds=", "--host", host, "--port", str(port)]
+        instead = f"the load goes to {host}:{port} instead"
+        print(f"note: --uds {server.uds}: {instead}", file=sys.stderr)
     if not port:
         raise UsageError("--port 0: could be any; give the port.")
     host = host if host not in ("", "0.0.0.0") else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
-    scheme = "https" if found.is_https else "http"
-    return ServerPlan([*serve, *more], f"{scheme}://{host}:{port}", found.model)
+    scheme = "https" if server.is_https else "http"
+    return ServerPlan([*serve, *options], f"{scheme}://{host}:{port}", server.model)
 
 
 def shown_model(name: str) -> str:
@@ -302,34 +300,34 @@ PUBLIC = re.compile(r"--(dataset-name|dtype|quantization|kv-cache-dtype)")
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?|inf", re.IGNORECASE)
 
 
-def shown(given: Given, policies: Sequence[str]) -> str:
+def shown(command_line: CommandLine, policies: Sequence[str]) -> str:
     """The command as the report has it: options, and of their values only numbers.
 
     No model, prompt, address, host or path is in it.
     """
-    args = given.args
-    words = ["vllm-balance trial --policy", *map(served_name, policies)]
-    words.append(f"--minutes {args.minutes:g}")
-    words += [f"--stretch {args.stretch:g}"] if args.stretch else []
-    words += ["--restart"] * args.restart
-    words += _harmless(given.load)
-    if given.serve:
-        at = [*given.serve].index("serve") + 1 if "serve" in given.serve else 0
-        words += ["-- vllm serve MODEL", *_harmless(given.serve[at:])]
-    return " ".join(words)
+    args, load, serve = command_line
+    parts = ["vllm-balance trial --policy", *map(served_name, policies)]
+    parts.append(f"--minutes {args.minutes:g}")
+    parts += [f"--stretch {args.stretch:g}"] if args.stretch else []
+    parts += ["--restart"] * args.restart
+    parts += _harmless(load)
+    if serve:
+        start = [*serve].index("serve") + 1 if "serve" in serve else 0
+        parts += ["-- vllm serve MODEL", *_harmless(serve[start:])]
+    return " ".join(parts)
 
 
-def _harmless(words: Iterable[str]) -> list[str]:
+def _harmless(arguments: Iterable[str]) -> list[str]:
     """Options with their numbers; other values as `…`."""
-    found: list[str] = []
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            option, equals, word = word.partition("=")
+    shown_parts: list[str] = []
+    for value in arguments:
+        if re.match(r"--?[A-Za-z]", value):
+            option, equals, value = value.partition("=")
             option = option.partition(".")[0].replace("_", "-")
-            found.append(option)
+            shown_parts.append(option)
             if not equals:
                 continue
-        if found:  # what comes before any option is the model
-            number = NUMBER.fullmatch(word) and not PRIVATE.search(option)
-            found.append(word if number or PUBLIC.fullmatch(option) else "…")
-    return found
+        if shown_parts:  # an argument before any option is the model
+            number = NUMBER.fullmatch(value) and not PRIVATE.search(option)
+            shown_parts.append(value if number or PUBLIC.fullmatch(option) else "…")
+    return shown_parts

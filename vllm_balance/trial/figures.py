@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The figures of each stretch, from when requests came and their tokens left.
+"""The figures of each stretch, from the times of requests and of their tokens.
 
-What is timed counts whole where it began, also what reaches over the end of a stretch:
-so first tokens and times between tokens show a difference rather too small.
+A TTFT or TPOT counts in the stretch in which it began, also if it ends in the next one:
+so their differences between policies come out rather too small.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .verdict import ALPHA, Interval
 
 TICK = 0.05
-"""Seconds within which it is not told when a token left."""
+"""The resolution of the times at which tokens left, in seconds."""
 
 
 class Answer(NamedTuple):
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
     request: int
     """Its number in the load."""
     due: float
-    """When it was to be sent: earlier than it was where `--max-concurrency` bound."""
+    """When it was to be sent; with `--max-concurrency` it may have been sent later."""
     first: float
     """When the first token came, and the last one."""
     last: float
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     output: int
     """Tokens."""
     digest: str
-    """Of the text: equal answers have equal ones."""
+    """A hash of the answer's text."""
 
 
 class Stretch(NamedTuple):
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Seconds within which users want answers: MLPerf's of servers of DeepSeek-R1."""
+    """Limits of latency in seconds; the defaults are MLPerf's for DeepSeek-R1."""
 
     ttft: float = 2.0
     tpot: float = 0.08
@@ -60,27 +60,27 @@ class Limits(NamedTuple):
 MLPERF = Limits()
 JUDGED, RATE = "mean_e2el_ms", "output_throughput"
 TTFT, TTFT_TAIL, TPOT = "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"
-KEPT = "within_limits"
+WITHIN_LIMITS = "within_limits"
 FIGURES = {
     JUDGED: ("seconds a request takes, mean", 1e-3, "{:.2f}"),
     RATE: ("output tokens per second", 1.0, "{:.0f}"),
     TTFT: ("seconds to first token, median", 1e-3, "{:.2f}"),
     TTFT_TAIL: ("seconds to first token, p99", 1e-3, "{:.2f}"),
     TPOT: ("ms between tokens, mean (TPOT)", 1.0, "{:.0f}"),
-    KEPT: ("% of requests within limits", 100.0, "{:.0f}"),
+    WITHIN_LIMITS: ("% of requests within limits", 100.0, "{:.0f}"),
 }
-"""Title, scale and format."""
+"""By name: title, factor to the shown unit, and format."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a load and its stretches."""
+    """The measurements of a load and its stretches."""
 
     answers: Sequence[Answer] = ()
     ticks: Mapping[int, float] = field(default_factory=dict)
     """Tokens that left, by the number of the tick."""
     waiting: Sequence[float] = ()
-    """When requests without an answer were due."""
+    """The times at which the unanswered requests were due."""
     stretches: Sequence[Stretch] = ()
     washout: float = 0.0
     """Seconds of each stretch that are left out."""
@@ -90,42 +90,41 @@ class Measured:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks that have a stretch."""
         return len({stretch.block for stretch in self.stretches})
 
     def whole_blocks(self, policies: int) -> "Measured":
-        """Without blocks that lack a stretch, or have requests without an answer."""
-        until = min(self.waiting, default=math.inf)
-        ended = [stretch.block for stretch in self.stretches if stretch.end <= until]
-        found = [s for s in self.stretches if ended.count(s.block) == policies]
-        return replace(self, stretches=found)
+        """The measurements of blocks that have all stretches and all answers."""
+        answered_until = min(self.waiting, default=math.inf)
+        blocks = [s.block for s in self.stretches if s.end <= answered_until]
+        complete = [s for s in self.stretches if blocks.count(s.block) == policies]
+        return replace(self, stretches=complete)
 
     @cached_property
     def figures(self) -> list[dict[str, float]]:
-        """Of each stretch; 0 where nothing began in it.
+        """The figures of each stretch; 0 where no request began in it.
 
-        In a closed loop requests take as long as the clients over the work per second
-        (Little's law): prompt tokens and answer tokens per second, each over the mean
-        of a request, half and half, so that a stretch that begins more than it ends
-        counts no more than another. A prompt counts evenly from when it was due to its
-        first token, because prompts that were held end together, and a stretch may have
-        a group of them more than another. Else as long as the requests under way,
-        averaged over time, over those that come per second.
+        Mean latency is by Little's law: the requests under way over the requests per
+        second. In a closed loop these are the mean of prompt tokens and of answer
+        tokens per second, each over that of a request, so that a stretch that begins
+        more requests than it ends counts no more than another. A prompt's tokens count
+        evenly from due to first token, because held prompts end together, and one
+        stretch may have a group of them more than another.
         """
         if not (self.answers and self.stretches):
             return [dict.fromkeys(FIGURES, 0.0) for _ in self.stretches]
         mean_prompt = statistics.fmean(a.prompt for a in self.answers)
         mean_output = statistics.fmean(a.output for a in self.answers)
-        prompts = _Amount(each for a in self.answers for each in _changes(a))
+        prompts = _Integral(change for a in self.answers for change in _changes(a))
         tokens = _Sums((tick * TICK, n) for tick, n in self.ticks.items())
         dues = [*(a.due for a in self.answers), *self.waiting]
         ends = ((a.last, -1.0) for a in self.answers)
-        requests = _Amount([*((due, 1.0) for due in dues), *ends])
+        requests = _Integral([*((due, 1.0) for due in dues), *ends])
         windows = [(s.begin + self.washout, s.end) for s in self.stretches]
-        each = _Sums((due, 1.0) for due in dues)
-        rate = sum(each.between(*window) for window in windows)
+        arrivals = _Sums((due, 1.0) for due in dues)
+        rate = sum(arrivals.between(*window) for window in windows)
         rate /= sum(end - begin for begin, end in windows)
-        found: list[dict[str, float]] = []
+        figures: list[dict[str, float]] = []
         for stretch, (begin, end) in zip(self.stretches, windows, strict=True):
             seconds = end - begin
             prompt, output, under_way = (
@@ -136,83 +135,83 @@ class Measured:
                 latency = self.clients / work if work else 0.0
             else:
                 latency = under_way / rate if rate else 0.0
-            ttfts, tpots, kept = self._requests[stretch]
-            found.append(
+            ttfts, tpots, within = self._requests[stretch]
+            figures.append(
                 {
                     JUDGED: 1e3 * latency,
                     RATE: output,
                     TTFT: 1e3 * percentile(ttfts, 0.5),
                     TTFT_TAIL: 1e3 * percentile(ttfts, 0.99),
                     TPOT: 1e3 * mean(tpots),
-                    KEPT: mean(kept),
+                    WITHIN_LIMITS: mean(within),
                 }
             )
-        return found
+        return figures
 
     @cached_property
     def _requests(
         self,
     ) -> Mapping[Stretch, tuple[list[float], list[float], list[float]]]:
-        """By stretch TTFT, TPOT, and which requests kept the limits, as 1.
+        """By stretch the TTFTs, the TPOTs, and 1 for each request within the limits.
 
-        TPOT are of those requests whose first token came in it, the others of those
-        that were due in it.
+        A TPOT belongs to the stretch of the first token, the others to that of `due`.
         """
         begins = [stretch.begin + self.washout for stretch in self.stretches]
 
         def stretch_of(time: float) -> Stretch | None:
-            place = bisect_left(begins, time) - 1
-            is_in = place >= 0 and time < self.stretches[place].end
-            return self.stretches[place] if is_in else None
+            index = bisect_left(begins, time) - 1
+            is_in = index >= 0 and time < self.stretches[index].end
+            return self.stretches[index] if is_in else None
 
-        found: dict[Stretch, tuple[list[float], list[float], list[float]]]
-        found = defaultdict(lambda: ([], [], []))
+        by_stretch: dict[Stretch, tuple[list[float], list[float], list[float]]]
+        by_stretch = defaultdict(lambda: ([], [], []))
         for answer in self.answers:
             ttft = answer.first - answer.due
             tpot = (answer.last - answer.first) / max(1, answer.output - 1)
             if (stretch := stretch_of(answer.due)) is not None:
-                kept = ttft <= self.limits.ttft and tpot <= self.limits.tpot
-                found[stretch][0].append(ttft)
-                found[stretch][2].append(float(kept))
+                is_within = ttft <= self.limits.ttft and tpot <= self.limits.tpot
+                by_stretch[stretch][0].append(ttft)
+                by_stretch[stretch][2].append(float(is_within))
             if answer.output > 1 and (stretch := stretch_of(answer.first)) is not None:
-                found[stretch][1].append(tpot)
-        return found
+                by_stretch[stretch][1].append(tpot)
+        return by_stretch
 
     def of(self, policy: str) -> dict[str, float]:
-        """The means of the stretches with a policy; of first tokens those of all."""
-        mine = [s for s in self.stretches if s.policy == policy]
-        all_of = [
-            f for f, s in zip(self.figures, self.stretches, strict=True) if s in mine
-        ]
-        found = {name: mean([f[name] for f in all_of if f[name]]) for name in FIGURES}
-        ttfts = [each for s in mine for each in self._requests[s][0]]
-        kept = [each for s in mine for each in self._requests[s][2]]
-        found[TTFT], found[TTFT_TAIL] = (
+        """The means of a policy's stretches; TTFT and limits over its requests."""
+        stretches = [s for s in self.stretches if s.policy == policy]
+        pairs = zip(self.figures, self.stretches, strict=True)
+        figures = [f for f, s in pairs if s in stretches]
+        means = {name: mean([f[name] for f in figures if f[name]]) for name in FIGURES}
+        ttfts = [value for s in stretches for value in self._requests[s][0]]
+        within = [value for s in stretches for value in self._requests[s][2]]
+        means[TTFT], means[TTFT_TAIL] = (
             1e3 * percentile(ttfts, share) for share in (0.5, 0.99)
         )
-        return found | {KEPT: mean(kept)}
+        return means | {WITHIN_LIMITS: mean(within)}
 
     def ratio(
-        self, policy: str, base: str, name: str = JUDGED, both: float = ALPHA
+        self, policy: str, base: str, name: str = JUDGED, alpha: float = ALPHA
     ) -> Interval:
-        """Of a figure over that of the base, from the blocks that have both."""
+        """The interval of the logarithm of a policy's figure over that of the base."""
         by_block: dict[int, dict[str, float]] = defaultdict(dict)
         for stretch, figures in zip(self.stretches, self.figures, strict=True):
             by_block[stretch.block][stretch.policy] = figures[name]
-        every = by_block.values()
-        pairs = [(x[policy], x[base]) for x in every if policy in x and base in x]
-        one, other = (mean([pair[place] for pair in pairs]) for place in (0, 1))
-        if not (one and other):
+        blocks = by_block.values()
+        pairs = [(x[policy], x[base]) for x in blocks if policy in x and base in x]
+        mean_x, mean_y = (mean([pair[i] for pair in pairs]) for i in (0, 1))
+        if not (mean_x and mean_y):
             return Interval.of([])
-        # What each block adds to the logarithm of the ratio of means (delta method).
-        middle = math.log(one / other)
-        return Interval.of([middle + x / one - y / other for x, y in pairs], both)
+        # Each block's part in the logarithm of the ratio of means (delta method).
+        log_ratio = math.log(mean_x / mean_y)
+        return Interval.of(
+            [log_ratio + x / mean_x - y / mean_y for x, y in pairs], alpha
+        )
 
     def carry_over(self) -> Interval | None:
-        """How much longer requests take behind another policy than behind their own.
+        """How much longer requests take after another policy than after the same.
 
-        As a logarithm, without what blocks and what policies have in common; None where
-        the stretches cannot tell.
+        The logarithm of the ratio, without the means of blocks and of policies; None
+        with too few stretches.
         """
         pairs = zip(self.stretches, self.figures, strict=True)
         logs = {s: math.log(f[JUDGED]) for s, f in pairs if f[JUDGED]}
@@ -221,28 +220,28 @@ class Measured:
             groups[stretch.block].append(value)
             groups[stretch.policy].append(value)
         means = {key: mean(values) for key, values in groups.items()}
-        behind: dict[bool, list[float]] = {True: [], False: []}
+        residuals: dict[bool, list[float]] = {True: [], False: []}
         for stretch, value in logs.items():
-            rest = value - means[stretch.block] - means[stretch.policy]
+            residual = value - means[stretch.block] - means[stretch.policy]
             if stretch.before is not None:
-                behind[stretch.before == stretch.policy].append(rest)
-        if min(map(len, behind.values())) < FEWEST:
+                residuals[stretch.before == stretch.policy].append(residual)
+        if min(map(len, residuals.values())) < FEWEST:
             return None
-        own, other = Interval.of(behind[True]), Interval.of(behind[False])
+        same, other = Interval.of(residuals[True]), Interval.of(residuals[False])
         return Interval(
-            other.mean - own.mean,
-            math.hypot(own.half, other.half),
-            math.hypot(own.deviation, other.deviation),
-            own.values + other.values,
+            other.mean - same.mean,
+            math.hypot(same.half, other.half),
+            math.hypot(same.deviation, other.deviation),
+            same.values + other.values,
         )
 
 
 FEWEST = 3
-"""Stretches behind their own policy, without which nothing is said of carrying over."""
+"""Stretches after the same policy, and after another, that `carry_over` needs."""
 
 
 class _Sums:
-    """Sums of values up to a time."""
+    """Cumulative sums of timed values."""
 
     def __init__(self, values: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(values)
@@ -252,16 +251,16 @@ class _Sums:
             self._sums.append(self._sums[-1] + value)
 
     def between(self, begin: float, end: float) -> float:
-        """Of the values from one time on until before another."""
+        """The sum of the values at `begin` or later, and before `end`."""
         places = (bisect_left(self._times, time) for time in (end, begin))
         return self._sums[next(places)] - self._sums[next(places)]
 
 
-class _Amount:
-    """What grows evenly between changes of how much of it comes per second."""
+class _Integral:
+    """The integral of a rate that changes in steps."""
 
     def __init__(self, changes: Iterable[tuple[float, float]]) -> None:
-        """From changes: their times, and by how much the rate grows."""
+        """Takes the changes: their times, and by how much the rate grows."""
         self._times, self._amounts, self._rates = [-math.inf], [0.0], [0.0]
         for time, change in sorted(changes):
             self._amounts.append(self._until(time))
@@ -269,33 +268,32 @@ class _Amount:
             self._rates.append(self._rates[-1] + change)
 
     def between(self, begin: float, end: float) -> float:
-        """What comes from one time to another."""
         return self._until(end) - self._until(begin)
 
     def _until(self, time: float) -> float:
-        place = bisect_left(self._times, time) - 1
-        rate = self._rates[place]
-        return self._amounts[place] + (rate and rate * (time - self._times[place]))
+        index = bisect_left(self._times, time) - 1
+        rate = self._rates[index]
+        return self._amounts[index] + (rate and rate * (time - self._times[index]))
 
 
 def _changes(answer: Answer) -> Iterator[tuple[float, float]]:
-    """Of how many tokens of its prompt come per second."""
+    """The changes of the rate of prompt tokens, which is even from due to first."""
     rate = answer.prompt / max(answer.first - answer.due, TICK)
     yield answer.first, -rate
     yield min(answer.due, answer.first - TICK), rate
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The nearest value; 0 of none."""
+    """The nearest value; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of none."""
+    """The mean; 0 if there are no values."""
     return statistics.fmean(values) if values else 0.0
 
 
 def mean_latency(answers: Sequence[Answer]) -> float:
-    """Seconds from when a request was due to its last token; 0 of none."""
+    """Mean seconds from due to the last token; 0 if there are no answers."""
     return mean([answer.last - answer.due for answer in answers])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What is sent: a load of `vllm bench serve`, again and again until it is stopped."""
+"""A load of `vllm bench serve`, sent again and again until it is stopped."""
 
 import argparse
 import asyncio
@@ -39,14 +39,9 @@ NOT_OURS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are ours."""
+    """A parser that raises `UsageError`, and does not exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong.
-
-        Raises:
-            UsageError: always.
-        """
         raise UsageError(f"{message}.")
 
 
@@ -57,46 +52,40 @@ class Sending(NamedTuple):
     send: Callable[[Any, str], Awaitable[Any]]
     """Sends one of them with a salt, and returns what `vllm bench serve` measures."""
     clients: int | None
-    """That send one request after the other, of a closed loop; else None."""
+    """Clients of a closed loop, which send one request after the other; else None."""
     rate: float = math.inf
     """Requests that come per second; infinite if each has its `timestamp`."""
     burstiness: float = 1.0
-    most: int | None = None
-    """Requests that may be under way at a time, of those that come at their times."""
+    max_concurrency: int | None = None
+    """Requests of an open loop that may be under way at a time."""
     limits: Limits = Limits()
 
     def dues(self, first: int, seed: int) -> Iterator[float]:
-        """Seconds after which the requests come, from one of them on, without end."""
-        drawn = random.Random(seed)
-        number, at = len(self.requests), 0.0
-        for place in itertools.count(first):
+        """Seconds after which requests come, endlessly, from number `first` on."""
+        rng = random.Random(seed)
+        count, due = len(self.requests), 0.0
+        for index in itertools.count(first):
             if self.rate < math.inf:
                 scale = 1 / (self.rate * self.burstiness)
-                at += drawn.gammavariate(self.burstiness, scale)
-            elif place > first:
-                times = [
-                    self.requests[x % number].timestamp for x in (place - 1, place)
-                ]
+                due += rng.gammavariate(self.burstiness, scale)
+            elif index > first:
+                times = [self.requests[x % count].timestamp for x in (index - 1, index)]
                 # The last one waits for the first as long as requests do on average.
-                usual = self.requests[-1].timestamp / number
-                at += times[1] - times[0] if place % number else usual
-            yield at
+                mean_gap = self.requests[-1].timestamp / count
+                due += times[1] - times[0] if index % count else mean_gap
+            yield due
 
 
 class Load:
-    """Whatever `vllm bench serve` can send."""
+    """A load that `vllm bench serve` can send."""
 
-    def __init__(self, words: Sequence[str], log: Path) -> None:
-        """Reads its options.
-
-        Args:
-            words: the options.
-            log: gets what it prints.
+    def __init__(self, options: Sequence[str], log: Path) -> None:
+        """Reads the options of `vllm bench serve`, whose output goes to `log`.
 
         Raises:
             UsageError: an option is wrong.
         """
-        # Where a server is these are there; the simulator does without.
+        # Imported here, because the simulator runs without vLLM.
         from vllm.benchmarks.serve import add_cli_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -105,7 +94,7 @@ class Load:
 
         parser = type("Parser", (Parser, FlexibleArgumentParser), {})(add_help=False)
         add_cli_args(parser)
-        self.args = parser.parse_args(list(words))
+        self.args = parser.parse_args(list(options))
         for name in NOT_OURS:
             if getattr(self.args, name, None) != parser.get_default(name):
                 option = name.replace("_", "-")
@@ -136,7 +125,7 @@ class Load:
         """Looks for a deployment's tokenizer, as `vllm bench serve` will.
 
         Raises:
-            UsageError: it is not; the server may name a folder of its own machine.
+            UsageError: none is found; the server may name a folder of its own machine.
         """
         from vllm.benchmarks.serve import get_tokenizer
 
@@ -151,11 +140,11 @@ class Load:
                 trust_remote_code=args.trust_remote_code,
             )
         except Exception as error:  # of any library, and of the hub
-            said = "is no folder here" if name.startswith("/") else str(error)
+            reason = "is no folder here" if name.startswith("/") else str(error)
             raise UsageError(
                 f"--tokenizer: none of {name}, the model of {endpoint.url}, is found "
-                f"({said.strip().splitlines()[0]:.200}); give a folder that has it, or "
-                "its name on the hub."
+                f"({reason.strip().splitlines()[0]:.200}); give a folder that has it, "
+                "or its name on the hub."
             ) from None
 
     @contextlib.asynccontextmanager
@@ -168,11 +157,11 @@ class Load:
         import aiohttp
         from vllm.benchmarks import serve
 
-        given = await self._prepared(endpoint)
-        send = serve.ASYNC_REQUEST_FUNCS[given["endpoint_type"]]
-        closed = given["request_rate"] == float("inf") and not given["self_timed"]
-        most, ssl = given["max_concurrency"], given["ssl_context"]
-        goodput = given["goodput_config_dict"] or {}
+        kwargs = await self._prepared(endpoint)
+        send = serve.ASYNC_REQUEST_FUNCS[kwargs["endpoint_type"]]
+        closed = kwargs["request_rate"] == float("inf") and not kwargs["self_timed"]
+        max_concurrency, ssl = kwargs["max_concurrency"], kwargs["ssl_context"]
+        goodput = kwargs["goodput_config_dict"] or {}
         limits = Limits()
         if goodput:
             ttft, tpot = (goodput.get(x, float("inf")) / 1e3 for x in ("ttft", "tpot"))
@@ -188,35 +177,35 @@ class Load:
             timeout=aiohttp.ClientTimeout(total=6 * 60 * 60),
         ) as session:
 
-            async def one(request: Any, salt: str) -> Any:
-                body = {**(given["extra_body"] or {}), "cache_salt": salt}
+            async def send_request(request: Any, salt: str) -> Any:
+                body = {**(kwargs["extra_body"] or {}), "cache_salt": salt}
                 sent = serve.RequestFuncInput(
-                    model=given["model_id"],
-                    model_name=given["model_name"],
+                    model=kwargs["model_id"],
+                    model_name=kwargs["model_name"],
                     prompt=request.prompt,
-                    api_url=given["api_url"],
+                    api_url=kwargs["api_url"],
                     prompt_len=request.prompt_len,
                     output_len=request.expected_output_len,
-                    logprobs=given["logprobs"],
+                    logprobs=kwargs["logprobs"],
                     multi_modal_content=request.multi_modal_data,
-                    ignore_eos=given["ignore_eos"],
-                    extra_headers=given["extra_headers"],
+                    ignore_eos=kwargs["ignore_eos"],
+                    extra_headers=kwargs["extra_headers"],
                     extra_body=body,
                 )
                 return await send(sent, session=session)
 
             yield Sending(
-                given["input_requests"],
-                one,
-                most if closed else None,
-                given["request_rate"],
-                given["burstiness"],
-                None if closed else most,
+                kwargs["input_requests"],
+                send_request,
+                max_concurrency if closed else None,
+                kwargs["request_rate"],
+                kwargs["burstiness"],
+                None if closed else max_concurrency,
                 limits,
             )
 
     async def _prepared(self, endpoint: Endpoint) -> dict[str, Any]:
-        """What `vllm bench serve` would send, and how: its `benchmark` is not run."""
+        """The arguments that `vllm bench serve` gives to its `benchmark`."""
         from vllm.benchmarks import serve
 
         args = copy.copy(self.args)
@@ -227,8 +216,8 @@ class Load:
         class Prepared(Exception):  # noqa: N818
             pass
 
-        async def keep(**given: Any) -> None:
-            raise Prepared(given)
+        async def keep(**kwargs: Any) -> None:
+            raise Prepared(kwargs)
 
         module: Any = serve  # the arguments of its function differ by release
         run, module.benchmark = module.benchmark, keep
@@ -236,8 +225,8 @@ class Load:
             with self._log.open("w") as log, contextlib.redirect_stdout(log):
                 await serve.main_async(args)
         except Prepared as prepared:
-            found: dict[str, Any] = prepared.args[0]
-            return found
+            kwargs: dict[str, Any] = prepared.args[0]
+            return kwargs
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"vllm bench serve: {error} Its log: {self._log}"
@@ -248,19 +237,19 @@ class Load:
 
 
 class Traffic:
-    """A load on its way, as an asynchronous context manager; all of it is answered.
+    """Sends a load, as an asynchronous context manager whose end awaits all answers.
 
-    In a closed loop the requests come again when all were sent, with another salt: what
-    a prefix cache has of them is not found. What comes at its own times comes alike in
-    all stretches of a block, each with its salt, so that chance meets all policies
-    alike.
+    In a closed loop the requests are sent again when all were, with another salt, so
+    that the prefix cache has no block of them. In an open loop all stretches of a block
+    get the same requests at the same times, each with its salt, so that chance meets
+    all policies alike.
     """
 
     def __init__(self, sending: Sending) -> None:
         self.answers: list[Answer] = []
         self.ticks: dict[int, float] = defaultdict(float)
         self.under_way: dict[int, float] = {}
-        """When those were due that have no answer, by their number."""
+        """When the unanswered requests were due, by the order of sending."""
         self.failure = ""
         self._sending = sending
         self._is_over = False
@@ -269,8 +258,8 @@ class Traffic:
         self._block, self._first, self._next = -1, 0, 0
         self._tasks: set[asyncio.Future[None]] = set()
         self._source: asyncio.Future[None] | None = None
-        limit = asyncio.Semaphore(sending.most) if sending.most else None
-        self._slot = limit or contextlib.nullcontext()
+        slots = sending.max_concurrency
+        self._slot = asyncio.Semaphore(slots) if slots else contextlib.nullcontext()
 
     async def __aenter__(self) -> "Traffic":
         clients = self._sending.clients or 0
@@ -278,7 +267,7 @@ class Traffic:
         return self
 
     def begin(self, block: int) -> None:
-        """A stretch begins: what comes at its own times comes as in the block."""
+        """Begins a stretch: an open loop begins anew with the block's requests."""
         if self._sending.clients:
             return
         if block != self._block:
@@ -289,9 +278,9 @@ class Traffic:
         self._salt = secrets.token_hex()
         self._source = asyncio.ensure_future(self._come(block))
 
-    def _begin(self, *what: Coroutine[Any, Any, None]) -> None:
-        for each in what:
-            task = asyncio.ensure_future(each)
+    def _begin(self, *coroutines: Coroutine[Any, Any, None]) -> None:
+        for coroutine in coroutines:
+            task = asyncio.ensure_future(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -322,23 +311,23 @@ class Traffic:
         salt, number = self._salt, self._sent
         self.under_way[number] = due
         async with self._slot:
-            found = await self._sending.send(self._sending.requests[index], salt)
-        if not found.success:
-            said = str(found.error).strip().splitlines() or ["none says why"]
-            self.failure = self.failure or said[-1]
+            result = await self._sending.send(self._sending.requests[index], salt)
+        if not result.success:
+            error_lines = str(result.error).strip().splitlines() or ["none says why"]
+            self.failure = self.failure or error_lines[-1]
             await asyncio.sleep(AGAIN_S)
             return
         del self.under_way[number]
-        last = first = found.start_time + found.ttft
-        output = found.output_tokens or 1 + len(found.itl)
-        each = output / (1 + len(found.itl))  # several may come at once
-        for gap in (0.0, *found.itl):
+        last = first = result.start_time + result.ttft
+        output = result.output_tokens or 1 + len(result.itl)
+        tokens = output / (1 + len(result.itl))  # several may come at once
+        for gap in (0.0, *result.itl):
             last += gap
-            self.ticks[int(last / TICK)] += each
-        digest = hashlib.sha256(found.generated_text.encode()).hexdigest()[:16]
-        prompt = found.prompt_len
+            self.ticks[int(last / TICK)] += tokens
+        digest = hashlib.sha256(result.generated_text.encode()).hexdigest()[:16]
+        prompt = result.prompt_len
         self.answers.append(Answer(index, due, first, last, prompt, output, digest))
 
 
 AGAIN_S = 1.0
-"""That a client waits after a failure, before the trial is ended for it."""
+"""Seconds that a client waits after a failure, which then ends the trial."""

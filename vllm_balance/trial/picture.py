@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""trial.png: tokens over consecutive stretches of one load, and bars."""
+"""trial.png: tokens per second over consecutive stretches, and bars of the figures."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = "#888888", "#33659b", "#ee7733", "#aa66aa"
-"""Of the policies, over time."""
+"""The policies' colours in the chart over time."""
 BASE, BETTER, WORSE, UNKNOWN = "#999999", "#228855", "#cc3311", "#c9c2a5"
 STRETCHES, POINTS = 8, 5
-"""How many are shown, the last ones, and of how many parts of one a point is a mean."""
+"""The last stretches that are shown; a point is the mean of a fifth of a stretch."""
 BARS = {
     JUDGED: "seconds a request takes (judged)",
     RATE: "output tokens per second: more is better",
@@ -34,7 +34,7 @@ def draw(document: Mapping[str, Any], measured: Measured, path: Path) -> str:
         path: the PNG.
 
     Returns:
-        Where it is, or why it was not drawn.
+        A line with the path, or with the reason why nothing was drawn.
     """
     try:
         from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def draw(document: Mapping[str, Any], measured: Measured, path: Path) -> str:
 
 
 def _over_time(axes: "Axes", policies: list[str], measured: Measured) -> None:
-    """Tokens per second; what is judged of a stretch is shaded, and has its mean."""
+    """Draws tokens per second; the judged part of a stretch is shaded, with a mean."""
     colours = dict(zip(policies, cycle(COLOURS), strict=False))
     shown = measured.stretches[-STRETCHES:]
     start = shown[0].begin
@@ -83,13 +83,13 @@ def _over_time(axes: "Axes", policies: list[str], measured: Measured) -> None:
 
 
 def _rate(measured: Measured, first: int, last: int) -> float:
-    """Tokens per second over ticks."""
+    """Tokens per second over the ticks from `first` until before `last`."""
     tokens = sum(measured.ticks.get(tick, 0.0) for tick in range(first, last))
     return tokens / (max(1, last - first) * TICK)
 
 
 def colour_of(name: str, ratio: Mapping[str, float] | None) -> str:
-    """Of a bar: whether the figure is better than the first policy's, or who knows."""
+    """A bar's colour: better or worse than the first policy, or undecided."""
     if ratio is None or ratio["low"] <= 1 <= ratio["high"]:
         return UNKNOWN
     return BETTER if (ratio["mean"] < 1) != (name == RATE) else WORSE
@@ -97,14 +97,14 @@ def colour_of(name: str, ratio: Mapping[str, float] | None) -> str:
 
 def _bars(axes: "Axes", policies: Mapping[str, Any], title: str, name: str) -> None:
     _, scale, _ = FIGURES[name]
-    values = [scale * each["mean"][name] for each in policies.values()]
-    ratios = [each.get("ratios", {}).get(name) for each in policies.values()]
+    values = [scale * figures["mean"][name] for figures in policies.values()]
+    ratios = [figures.get("ratios", {}).get(name) for figures in policies.values()]
     colours = [BASE, *(colour_of(name, ratio) for ratio in ratios[1:])]
     axes.barh(list(policies), values, color=colours)
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=10, x=-0.22)
-    most = max(values) or 1
-    axes.set_xlim(0, 3.1 * most)
+    max_value = max(values) or 1
+    axes.set_xlim(0, 3.1 * max_value)
     axes.xaxis.set_visible(False)
     for row, (value, ratio) in enumerate(zip(values, ratios, strict=True)):
         text, at = f" {value:.3g}" if value < 100 else f" {value:.0f}", value
@@ -114,7 +114,7 @@ def _bars(axes: "Axes", policies: Mapping[str, Any], title: str, name: str) -> N
             axes.errorbar(
                 middle, row, xerr=[[middle - low], [high - middle]], color="k"
             )
-            at = max(value, min(high, 2 * most))
+            at = max(value, min(high, 2 * max_value))
             low, high = (100 * (ratio[end] - 1) for end in ("low", "high"))
             text += f"  {ratio['mean'] - 1:+.0%} ({low:+.0f} to {high:+.0f})"
         axes.text(at, row, text, va="center", fontsize=11)

@@ -2,8 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The report: a folder that can be shown to others.
 
-It has no prompt, address, host or path, and the model's name only if asked for: what it
-shows is numbers, and words that are listed here.
+It has no prompt, address, host or path, and the model's name only with `--show-model`.
 """
 
 import json
@@ -16,35 +15,35 @@ from typing import Any
 from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
-from .figures import FIGURES, JUDGED, KEPT, TTFT_TAIL, Measured, mean_latency
+from .figures import FIGURES, JUDGED, TTFT_TAIL, WITHIN_LIMITS, Measured, mean_latency
 from .switchback import Switchback
 from .verdict import Interval, earlier, sentence
 
 Document = dict[str, Any]
-WHOLE = TTFT_TAIL, KEPT
-"""Figures of all requests alone: a stretch has too few."""
+NOT_PER_STRETCH = TTFT_TAIL, WITHIN_LIMITS
+"""Figures without an interval, because a stretch has too few requests for them."""
 
 
-def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
+def write(folder: Path, switchback: Switchback, about: Mapping[str, object]) -> None:
     """Writes the report's files, and prints the table.
 
     Args:
         folder: of the trial.
-        found: its stretches, of which two blocks or more have ended.
-        about: what is known beside, without anything private.
+        switchback: the stretches of the trial; two blocks or more have ended.
+        about: further keys of report.json, whose values are not private.
     """
-    judged = found.judged
-    policies = _policies(found, judged)
+    judged = switchback.judged
+    policies = _policies(switchback, judged)
     document: Document = {
         **{"format": "dp-balance trial", "format_version": FORMAT_VERSION},
         **{"date": date.today().isoformat(), "versions": versions(), **about},
         "cores": usable_cores(),
-        "ranks": next(iter(found.scrapes.values())).ranks,
+        "ranks": next(iter(switchback.scrapes.values())).ranks,
         "requests": len(judged.answers),
-        "seconds": found.end - found.begin,
+        "seconds": switchback.end - switchback.begin,
         "clients": judged.clients,
         "blocks": judged.blocks,
-        "block_seconds": found.block_s,
+        "block_seconds": switchback.block_s,
         "stretch_seconds": _mean_stretch(judged),
         "washout_seconds": judged.washout,
         "answer_seconds": mean_latency(judged.answers),
@@ -52,8 +51,8 @@ def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
         "policies": policies,
         "carry_over": _ends(judged.carry_over()),
         "warnings": warnings(judged),
-        "exchange_us": _exchange(found),
-        "learned_seconds": _learned(found),
+        "exchange_us": _exchange(switchback),
+        "learned_seconds": _learned(switchback),
     }
     rows = table(document)
     for name, text in (
@@ -65,7 +64,7 @@ def write(folder: Path, found: Switchback, about: Mapping[str, object]) -> None:
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     print_table(rows)
     print("", *_verdicts(document), *document["warnings"], "", sep="\n")
-    print(picture.draw(document, found.measured, folder / "report" / "trial.png"))
+    print(picture.draw(document, switchback.measured, folder / "report" / "trial.png"))
     print(f"Report, without prompts, addresses and paths: {folder / 'report'}")
 
 
@@ -73,15 +72,17 @@ def _mean_stretch(judged: Measured) -> float:
     return sum(s.end - s.begin for s in judged.stretches) / len(judged.stretches)
 
 
-def _learned(found: Switchback) -> Mapping[str, float]:
-    """What `adaptive` had learned when it served last, or another that learns."""
-    mine = [s for p, s in found.scrapes.items() if p.startswith("adaptive")]
-    return next((s.costs for s in [*mine, *found.scrapes.values()] if s.costs), {})
+def _learned(switchback: Switchback) -> Mapping[str, float]:
+    """The step times that `adaptive` learned last, or else another policy."""
+    scrapes = switchback.scrapes
+    of_adaptive = [s for p, s in scrapes.items() if p.startswith("adaptive")]
+    return next((s.costs for s in [*of_adaptive, *scrapes.values()] if s.costs), {})
 
 
-def _exchange(found: Switchback) -> float | None:
-    known = [s.exchange_us for p, s in found.scrapes.items() if not p.startswith("off")]
-    return max((each for each in known if each is not None), default=None)
+def _exchange(switchback: Switchback) -> float | None:
+    scrapes = switchback.scrapes.items()
+    times_us = [s.exchange_us for p, s in scrapes if not p.startswith("off")]
+    return max((t for t in times_us if t is not None), default=None)
 
 
 def _ends(interval: Interval | None) -> Document | None:
@@ -91,22 +92,22 @@ def _ends(interval: Interval | None) -> Document | None:
     return {"mean": mean, "low": low, "high": high, "deviation": interval.deviation}
 
 
-def _policies(found: Switchback, judged: Measured) -> dict[str, Document]:
-    """Of each policy its figures; of all but the first ratios and a verdict."""
-    base, *others = found.policies
+def _policies(switchback: Switchback, judged: Measured) -> dict[str, Document]:
+    """Each policy's figures; for all but the first also ratios and a verdict."""
+    base, *others = switchback.policies
     policies: dict[str, Document] = {
-        policy: {"mean": judged.of(policy)} for policy in found.policies
+        policy: {"mean": judged.of(policy)} for policy in switchback.policies
     }
     for policy in others:
-        latency = found.intervals()[policy]
+        latency = switchback.intervals()[policy]
         ratios = {JUDGED: _ends(latency)}
         for name in FIGURES:
-            if name not in (JUDGED, *WHOLE):
+            if name not in (JUDGED, *NOT_PER_STRETCH):
                 ratios[name] = _ends(judged.ratio(policy, base, name))
         policies[policy] |= {
-            "ratios": {name: each for name, each in ratios.items() if each},
+            "ratios": {name: ratio for name, ratio in ratios.items() if ratio},
             "differs": latency.differs,
-            "verdict": sentence(policy, base, latency, found.block_s),
+            "verdict": sentence(policy, base, latency, switchback.block_s),
         }
     return policies
 
@@ -115,44 +116,44 @@ LATE_S = 1.0
 
 
 def warnings(judged: Measured) -> list[str]:
-    """What makes the figures less than they seem."""
-    found = []
-    lasts, stretch = mean_latency(judged.answers), _mean_stretch(judged)
-    if lasts > stretch / 2 + LATE_S:
-        found.append(
-            f"Answers take {lasts:.0f} s, too long for stretches of {stretch:.0f} s,"
+    """Why differences between the policies may look too small."""
+    texts = []
+    latency, stretch = mean_latency(judged.answers), _mean_stretch(judged)
+    if latency > stretch / 2 + LATE_S:
+        texts.append(
+            f"Answers take {latency:.0f} s, too long for stretches of {stretch:.0f} s,"
             f" of which the first {judged.washout:.0f} s are left out: what one policy "
             "began is in the figures of the next, and differences look too small. Give "
-            f"--stretch {math.ceil(3 * lasts)}."
+            f"--stretch {math.ceil(3 * latency)}."
         )
     carried = judged.carry_over()
     if carried is not None and carried.differs:
         mean, _, _ = carried.ratios
-        found.append(
+        texts.append(
             f"Behind another policy requests end {earlier(mean)} than behind the same "
             "one, so that differences look too small: give a longer --stretch."
         )
-    return found
+    return texts
 
 
 def _verdicts(document: Document) -> list[str]:
-    found = document["policies"].values()
-    return [each["verdict"] for each in found if "verdict" in each]
+    policies = document["policies"].values()
+    return [policy["verdict"] for policy in policies if "verdict" in policy]
 
 
 def table(document: Document) -> list[list[str]]:
-    """The figures side by side, with a head."""
+    """The rows of the table of figures, a column for each policy and ratio."""
     policies: Mapping[str, Document] = document["policies"]
     base, *others = policies
     rows = [["", *policies, *(f"{other} / {base}" for other in others)]]
     for name, (title, scale, form) in FIGURES.items():
-        row = [form.format(scale * each["mean"][name]) for each in policies.values()]
+        row = [form.format(scale * p["mean"][name]) for p in policies.values()]
         for other in others:
             cell, ratio = "", policies[other]["ratios"].get(name)
             if ratio is not None:
                 cell = f"{ratio['mean']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
             row.append(cell)
-        if name == KEPT:
+        if name == WITHIN_LIMITS:
             limits = document["limits"]
             ends = f"{1e3 * limits['ttft']:g} / {1e3 * limits['tpot']:g} ms"
             title = f"{title}, {ends}"
@@ -170,14 +171,14 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
             f"- exchange: {document['exchange_us']:.0f} µs on the slowest rank"
         )
     if parts := document["learned_seconds"]:
-        said = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in parts.items())
-        device.append(f"- a step, as `adaptive` learned it: {said}")
+        costs = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in parts.items())
+        device.append(f"- a step, as `adaptive` learned it: {costs}")
     if "model" in document:
         device.append(f"- model: {document['model']}")
     carried = "cannot be told yet"
-    if over := document["carry_over"]:
-        low, high = (100 * (over[end] - 1) for end in ("low", "high"))
-        carried = f"{100 * (over['mean'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+    if ratio := document["carry_over"]:
+        low, high = (100 * (ratio[end] - 1) for end in ("low", "high"))
+        carried = f"{100 * (ratio['mean'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
     loop = "at the load's own times"
     if document["clients"]:
         loop = f"from {document['clients']} clients, one after the other"
@@ -185,8 +186,8 @@ def page(document: Document, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         [
             "# A trial of data parallel balance scheduling\n",
-            *(f"**{each}**\n" for each in _verdicts(document)),
-            *(f"{each}\n" for each in document["warnings"]),
+            *(f"**{line}**\n" for line in _verdicts(document)),
+            *(f"{line}\n" for line in document["warnings"]),
             f"{document['requests']} requests, {loop}; {document['ranks']} ranks; "
             f"{document['blocks']} blocks of {document['block_seconds']:.0f} s, in "
             "which each policy serves a stretch of "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Where servers come from: one is switched, or started anew, or runs already.
+"""The servers of a trial: one that is switched, one for each stretch, or deployments.
 
-One that is switched goes on with its load, its prefix caches and what it has learned of
-the device. What can only be set at the start, as the dispatch, is the same for all
-policies then.
+A server that is switched keeps its load, its prefix caches and the step times that it
+has learned. Options that are set at the start, as the dispatch, are then the same for
+all policies.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ..simulator.policies import server_options
 from .server import Server, refuse_port_in_use
 
 ENDING_S = 1.0
-"""So long a process may still be there whose connections are closed."""
+"""Seconds that a process may outlive its connections."""
 
 
 class ServerPlan(NamedTuple):
@@ -34,7 +34,7 @@ class ServerPlan(NamedTuple):
 
 
 class OwnServer(contextlib.ExitStack):
-    """A server that the trial starts: one that is switched, or each policy its own."""
+    """A server that the trial starts: one that is switched, or one for each stretch."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class OwnServer(contextlib.ExitStack):
             endpoint: its address.
             folder: gets its logs.
             timeout: seconds that it may take to get ready.
-            restarts: whether each stretch has one of its own.
+            restarts: whether each stretch gets a new server.
 
         Raises:
-            UsageError: somebody listens where it is to listen.
+            UsageError: the port is in use.
         """
         super().__init__()
         refuse_port_in_use(plan.url)
@@ -65,7 +65,7 @@ class OwnServer(contextlib.ExitStack):
 
     @contextmanager
     def serve(self, policy: str) -> Iterator[Endpoint]:
-        """One that is to be switched is started with any policy but off."""
+        """Starts a server; one that is to be switched with any policy but off."""
         self._number += 1
         log = self._folder / f"server-{self._number}.log"
         if self.is_switched:
@@ -83,7 +83,7 @@ class OwnServer(contextlib.ExitStack):
                 yield self._endpoint
             except Exception:
                 time.sleep(ENDING_S)
-                server.refuse_ended()  # which says more than what came of it
+                server.refuse_ended()  # its message says more than the failed request
                 raise
 
 
@@ -106,5 +106,4 @@ class Deployments(contextlib.ExitStack):
 
     @contextmanager
     def serve(self, policy: str) -> Iterator[Endpoint]:
-        """The one of a policy."""
         yield self._endpoints[policy]

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
 """The stretches: one load that never stops, policies in random order within blocks.
 
-Large services compare so where users cannot be divided (a *switchback*): all that
-drifts within minutes meets all policies alike, and none has the first or the last
-requests of a server. The beginning of a stretch is left out: in a closed loop half of
-what an answer takes, after which work per second is that of a long run but for two per
-cent; else as long as an answer takes, so that what another policy began has ended.
+Large services compare so where users cannot be divided (a *switchback*): drift over
+minutes meets all policies alike, and none has the first or the last requests of a
+server. The beginning of a stretch is left out: in a closed loop half of the mean
+latency, after which work per second is that of a long run but for two per cent; else
+one mean latency, so that the requests of the policy before have ended.
 """
 
 import asyncio
@@ -27,8 +27,7 @@ from .load import Load, Traffic
 from .verdict import LEAST_BLOCKS, MOST_BLOCKS, Interval, level
 
 WARM_UP_S, SHORTEST_S, ANEW_S = 10.0, 10.0, 60.0
-"""Of a stretch: before it is known how long answers take, at least, and on a server
-that is empty when it begins."""
+"""Seconds of a stretch: in the warm-up, at least, and on a server that is started."""
 LOOK_S = 0.5
 
 
@@ -44,20 +43,20 @@ class Site(Protocol):
 
 
 class Times(NamedTuple):
-    """How long a trial takes, in seconds."""
+    """Limits of a trial's duration, and the length of a stretch, in seconds."""
 
-    least: float
-    most: float
+    min_seconds: float
+    max_seconds: float
     stretch: float | None = None
-    """None: three times as long as an answer takes."""
+    """None for three mean latencies."""
 
 
 Show = Callable[[str, float], None]
-"""Is told what is known, and which share of the time has passed."""
+"""Takes a text, and the share of the time that has passed."""
 
 
 class Switchback:
-    """The stretches of a trial; what is known of them, also if it is interrupted."""
+    """The stretches of a trial, and their measurements, also if it is interrupted."""
 
     def __init__(
         self, site: Site, load: Load, policies: Sequence[str], times: Times
@@ -65,16 +64,16 @@ class Switchback:
         """Runs nothing yet.
 
         Args:
-            site: where servers come from.
-            load: what is sent.
-            policies: names; the first is what the others are compared with.
-            times: how long.
+            site: gives the servers.
+            load: the load to send.
+            policies: their names; the others are compared with the first.
+            times: limits of the duration.
         """
         self.policies = policies
         self.measured = Measured()
-        """As it was when it was looked at last."""
+        """The measurements at the last look."""
         self.scrapes: dict[str, Scrape] = {}
-        """Of each policy, at the end of its last stretch."""
+        """By policy the metrics at the end of its last stretch."""
         self.block_s = 0.0
         self.begin = self.end = time.perf_counter()
         self._site, self._load, self._times = site, load, times
@@ -82,25 +81,25 @@ class Switchback:
         self._answers: list[Answer] = []
         self._ticks: dict[int, float] = defaultdict(float)
         self._stretches: list[Stretch] = []
-        self._most = MOST_BLOCKS
-        self._looked = 0
+        self._max_blocks = MOST_BLOCKS
+        self._judged_blocks = 0
         self._before: str | None = None
         self._traffic: Traffic
         self._endpoint: Endpoint
 
     @property
     def judged(self) -> Measured:
-        """The blocks of which all is known."""
+        """The measurements of the complete blocks."""
         return self.measured.whole_blocks(len(self.policies))
 
     def intervals(self) -> dict[str, Interval]:
-        """Of each policy's latency over the first's, by what a look may find."""
-        found, (base, *others) = self.judged, self.policies
-        both = level(found.blocks, self._most)
-        return {policy: found.ratio(policy, base, both=both) for policy in others}
+        """By policy the interval of its latency over the first policy's."""
+        judged, (base, *others) = self.judged, self.policies
+        alpha = level(judged.blocks, self._max_blocks)
+        return {policy: judged.ratio(policy, base, alpha=alpha) for policy in others}
 
     async def run(self, show: Show) -> None:
-        """Runs until all is known, or the time is over.
+        """Runs until all policies differ from the first, or the time is over.
 
         Raises:
             UsageError: a request failed, or a server ended or has another policy.
@@ -121,13 +120,13 @@ class Switchback:
                 else:
                     if block == 0:
                         self._plan(time.perf_counter() - begin, length)
-                    if block + 1 < self._most:
+                    if block + 1 < self._max_blocks:
                         continue
                 break
         self._look(show)
 
     async def _open(self, stack: AsyncExitStack, policy: str | None = None) -> None:
-        """Has a server, and the load on its way to it."""
+        """Opens a server, and sends the load to it until the stack is closed."""
         served = served_name(policy or self.policies[0])
         self._endpoint = stack.enter_context(self._site.serve(served))
         sending = self._load.sending(self._endpoint)
@@ -139,29 +138,29 @@ class Switchback:
         )
 
     async def _warm_up(self, show: Show) -> float:
-        """Each policy once, which learn the device; how long a stretch is to be."""
-        policies, usual = self.policies, self._times.stretch
+        """Serves each policy once, to learn step times; returns a stretch's seconds."""
+        policies, given_length = self.policies, self._times.stretch
         for number in itertools.count():
             policy = policies[number % len(policies)]
             show(f"warming up with {policy}", 0.0)
             begin = await self._take(policy)
             self._traffic.begin(-1 - number)
-            await self._wait(begin + (usual or WARM_UP_S))
+            await self._wait(begin + (given_length or WARM_UP_S))
             enough = len(self._answers) > 2 * (self.measured.clients or 0)
             if number + 1 >= len(policies) and enough:
                 break
-        # Without those that came together at the beginning.
+        # Without the first half of the answers: their requests came at once.
         latency = mean_latency(self._answers[len(self._answers) // 2 :])
-        length = usual or max(SHORTEST_S, 3 * latency)
+        length = given_length or max(SHORTEST_S, 3 * latency)
         self._leave_out(latency, length)
         return length
 
-    def _plan(self, lasts: float, length: float) -> None:
-        """How many blocks there may be, which what a look may find depends on."""
-        left = self._times.most - (time.perf_counter() - self.begin)
-        most = 1 + max(0, round(left / lasts))
-        self._most = max(LEAST_BLOCKS, min(most, MOST_BLOCKS))
-        self.block_s = lasts
+    def _plan(self, block_s: float, length: float) -> None:
+        """Sets the largest number of blocks, on which the level of a look depends."""
+        remaining = self._times.max_seconds - (time.perf_counter() - self.begin)
+        blocks = 1 + max(0, round(remaining / block_s))
+        self._max_blocks = max(LEAST_BLOCKS, min(blocks, MOST_BLOCKS))
+        self.block_s = block_s
         # Answers may take longer than in the warm-up.
         self._leave_out(mean_latency(self._answers), length)
 
@@ -184,20 +183,20 @@ class Switchback:
         self._stretches.append(Stretch(block, policy, before, begin, end))
 
     async def _take(self, policy: str) -> float:
-        """Has the server take a policy, and tells when it has."""
+        """Switches the server to a policy; returns the time at which it has it."""
         if self._site.is_switched:
             await asyncio.to_thread(self._endpoint.switch, served_name(policy))
             self._before = policy
         return time.perf_counter()
 
     async def _wait(self, until: float) -> None:
-        """Waits, and watches the server and the requests.
+        """Waits until a time, and watches the server and the requests.
 
         Raises:
             UsageError: a request failed, or the server ended.
         """
-        while (left := until - time.perf_counter()) > 0:
-            await asyncio.sleep(min(LOOK_S, left))
+        while (remaining := until - time.perf_counter()) > 0:
+            await asyncio.sleep(min(LOOK_S, remaining))
             self._endpoint.watch()
             if self._traffic.failure:
                 raise UsageError(f"a request failed: {self._traffic.failure}.")
@@ -212,31 +211,31 @@ class Switchback:
             stretches=[*self._stretches],
         )
         parts = [f"{self.judged.blocks} blocks"]
-        for policy, found in self.intervals().items():
-            if math.isfinite(found.half):
-                mean, low, high = found.ratios
+        for policy, interval in self.intervals().items():
+            if math.isfinite(interval.half):
+                mean, low, high = interval.ratios
                 parts.append(f"{policy} {mean:.2f} ({low:.2f} to {high:.2f})")
-        show(", ".join(parts), (self.end - self.begin) / self._times.most)
+        show(", ".join(parts), (self.end - self.begin) / self._times.max_seconds)
 
     def _is_known(self) -> bool:
-        """Whether all policies differ from the first; asked once a block."""
+        """Whether all policies differ from the first, looked at once a block."""
         blocks = self.judged.blocks
-        if blocks <= self._looked:
+        if blocks <= self._judged_blocks:
             return False
-        self._looked = blocks
-        if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.least:
+        self._judged_blocks = blocks
+        if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.min_seconds:
             return False
-        return all(found.differs for found in self.intervals().values())
+        return all(interval.differs for interval in self.intervals().values())
 
 
 def names_of(policies: Sequence[str]) -> list[str]:
-    """The policies; one that is given again, to see what is noise, has a number."""
+    """The policies; one that is given twice, to measure the noise, gets a number."""
     return [
-        policy if policy not in policies[:place] else f"{policy}#{place + 1}"
-        for place, policy in enumerate(policies)
+        policy if policy not in policies[:index] else f"{policy}#{index + 1}"
+        for index, policy in enumerate(policies)
     ]
 
 
 def served_name(policy: str) -> str:
-    """What a server calls it."""
+    """The policy's name without its number."""
     return policy.partition("#")[0]

@@ -10,7 +10,7 @@ from hostile import COSTS, Served, TrueStep, harms, judge, serve, wrong_costs
 from hostile_worlds import draw, parse
 from vllm_balance.core.policies.cost import StepCost
 from vllm_balance.core.policies.decision import Decision
-from vllm_balance.simulator.policies import OWN
+from vllm_balance.simulator.policies import SERVED_POLICIES
 
 KEPT = """
 0:review 2:first_decode+equal 1:first_decode+pinned 1:lone 2:tiny 10:starved
@@ -43,7 +43,7 @@ def test_a_world_that_is_harmed_is_so_by_little(name, mean, tail):
     assert policy.tail < tail * off.tail
 
 
-@pytest.mark.parametrize("policy", sorted({*OWN} - {"off", "adaptive"}))
+@pytest.mark.parametrize("policy", sorted({*SERVED_POLICIES} - {"off", "adaptive"}))
 @pytest.mark.parametrize("seed", FEW)
 def test_other_policies_agree_and_end(policy, seed):
     assert judge(draw(seed), policy)[-1] == ""

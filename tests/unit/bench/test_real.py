@@ -125,7 +125,7 @@ def test_what_is_known_is_kept_and_what_was_not_run_is_said(bench, monkeypatch):
     first, other = real.Cell(asynchronous=True), real.Cell(drafts=3)
     for cell in (first, other):
         bench.write(bench.make(cell))
-    assert {*bench.known()} == {first.folder, other.folder}
+    assert {*bench.measured()} == {first.folder, other.folder}
     found = json.loads(bench.result.read_text(encoding="utf-8"))
     assert found["machine"] == ranks.machine()
     assert len(found["cells"]) == len([*real.cells()])
@@ -144,7 +144,7 @@ def test_what_is_known_is_kept_and_what_was_not_run_is_said(bench, monkeypatch):
         in filled
     )
     monkeypatch.setattr(real, "sources", lambda: "others")
-    assert bench.known() == {}, "other sources would take another time"
+    assert bench.measured() == {}, "other sources would take another time"
 
 
 def test_cells_differ_and_have_all_kinds_of_layers():

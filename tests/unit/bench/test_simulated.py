@@ -27,7 +27,7 @@ def cells():
 def make(folder, minutes=10.0):
     """Whether all was made, and how many runs are known then."""
     runs = simulated.Runs(folder, 1, minutes)
-    return simulated.make("small", cells(), runs, folder), len(runs._known)
+    return simulated.make("small", cells(), runs, folder), len(runs._figures)
 
 
 def test_a_result_goes_on_where_it_was(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from balance_tools.paths import Paths
 from balance_tools.upstream.lock import load_lock
-from vllm_balance.doctor.versions import LINES, order
+from vllm_balance.doctor.versions import RELEASES, order
 
 PATHS = Paths.find()
 LOCK = load_lock(PATHS.lock)
@@ -35,7 +35,7 @@ ORDERED = ["24.1.rc3", "24.1.0.3", "25.2.0", "25.5.1", "26.0.RC1", "26.0.rc2", "
 @pytest.mark.parametrize("what", TABLE)
 def test_the_pinned_sources_say_so(what):
     version = TABLE[what][PINNED]
-    assert LINES[PINNED].get(what, version) == version
+    assert RELEASES[PINNED].get(what, version) == version
     says = SAYS[what]
     folder = PATHS.pristine / f"vllm-ascend-{LOCK.vllm_ascend.version}"
     text = (folder / says).read_text(encoding="utf-8")

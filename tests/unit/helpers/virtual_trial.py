@@ -155,7 +155,7 @@ def verdict(measured, policies):
             measured.washout,
             measured.clients,
         )
-        found = seen.ratio(other, base, both=level(blocks, most))
+        found = seen.ratio(other, base, alpha=level(blocks, most))
         if found.differs:
             break
     return SimpleNamespace(interval=found, blocks=blocks)

@@ -36,7 +36,7 @@ def test_a_scan_places_all_but_what_a_person_decided_and_finds_a_conflict():
     for line, row in zip(LINES, rows, strict=True):
         decided = {name for _, name in line.own}
         assert {patch.name for patch in row.results if patch.reasons} <= decided
-        assert row.wrong == ()
+        assert row.misfits == ()
     bad = {patch.name for patch in conflict.results if patch.reasons}
     names = ("option", "gate", "survival")
     assert bad >= {f"data-parallel-balance-{name}.patch" for name in names}

@@ -18,10 +18,10 @@ from vllm_balance.server_api import Scrape
 from vllm_balance.trial import command, load, picture, report, switchback
 from vllm_balance.trial.figures import (
     JUDGED,
-    KEPT,
     RATE,
     TPOT,
     TTFT,
+    WITHIN_LIMITS,
     Answer,
     Measured,
     Stretch,
@@ -119,9 +119,9 @@ def test_the_figures_of_a_stretch_are_of_what_began_behind_its_washout():
     assert other[JUDGED] == pytest.approx(3000, rel=0.02)
     assert (one[TTFT], other[TTFT]) == pytest.approx((500, 1500))
     assert other[TPOT] == pytest.approx(1500 / 19)
-    assert (one[KEPT], other[KEPT]) == (1, 1)
+    assert (one[WITHIN_LIMITS], other[WITHIN_LIMITS]) == (1, 1)
     late = [answer._replace(first=answer.first + 9) for answer in answers]
-    assert Measured(late, {}, [], stretches, 5.0).figures[0][KEPT] == 0
+    assert Measured(late, {}, [], stretches, 5.0).figures[0][WITHIN_LIMITS] == 0
 
 
 def test_in_a_closed_loop_work_tells_how_long_requests_take():
@@ -515,7 +515,7 @@ def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
 # ---- The command line
 
 
-def given(text: str) -> "command.Given":
+def given(text: str) -> "command.CommandLine":
     return command.parse(shlex.split(text))
 
 

@@ -370,4 +370,4 @@ def test_our_server_is_asked_past_the_users_proxy(listed, tmp_path, monkeypatch)
             assert "hunter2" not in str(caught.value)
         go_past_proxies(url)
         assert endpoint.model()[0] == "Bearer ours"
-        assert endpoint.way == ""
+        assert endpoint.proxy_hint == ""

@@ -39,7 +39,7 @@ class Status(Enum):
 @dataclass(frozen=True)
 class Advisory:
     id: str
-    """Of GitHub's list: `GHSA-…`."""
+    """The id in GitHub's list: `GHSA-…`."""
     severity: str
     """A word of SEVERITIES, and the CVSS score where it is known: `high 7.5`."""
     affected: str
@@ -55,19 +55,19 @@ class Advisory:
     """Files of the packages that the patched trees do not have, or FILE: TEXT."""
     has: tuple[str, ...] = ()
     workaround: str = ""
-    """What an operator does where nothing fixes it; none where that is not known."""
+    """What an operator can do while it is open; empty if nothing is known."""
     remark: str = ""
-    """Where the range is another one than the published."""
+    """Why `affected` differs from the published range."""
     unverified: str = ""
-    """What was not found in the sources: upstream's word alone says the rest."""
+    """What was not found in the sources, so that only upstream's word tells."""
 
     def affects(self, release: Version) -> bool:
         return SpecifierSet(self.affected, prereleases=True).contains(release)
 
     def is_fixed_in(self, release: Version) -> bool:
         """Whether the release is newer than all that are affected."""
-        ends = (one for one in SpecifierSet(self.affected) if "<" in one.operator)
-        return not all(one.contains(release, prereleases=True) for one in ends)
+        ends = (part for part in SpecifierSet(self.affected) if "<" in part.operator)
+        return not all(part.contains(release, prereleases=True) for part in ends)
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Judged:
 
     @property
     def detail(self) -> str:
-        """What goes with the status: a workaround, a reason, or the name of a test."""
-        one = self.advisory
+        """The detail of the status: a workaround, a reason, or the name of a test."""
+        advisory, affected = self.advisory, f"affected: {self.advisory.affected}"
         texts = {
-            Status.OPEN: one.workaround or "nothing is known",
-            Status.FIXED: one.test,
-            Status.NOT_AFFECTED: one.not_affected or f"affected: {one.affected}",
-            Status.UPSTREAM: f"affected: {one.affected}",
+            Status.OPEN: advisory.workaround or "nothing is known",
+            Status.FIXED: advisory.test,
+            Status.NOT_AFFECTED: advisory.not_affected or affected,
+            Status.UPSTREAM: affected,
         }
         return texts[self.status]
 
@@ -94,18 +94,18 @@ class Table:
     advisories: tuple[Advisory, ...]
 
     def judge(self, release: Version, patched: Collection[str]) -> list[Judged]:
-        """What holds in a release of vLLM whose patches fix `patched`."""
-        return [Judged(one, _status(one, release, patched)) for one in self.advisories]
+        """The status of each in a release of vLLM whose patches fix `patched`."""
+        return [Judged(a, _status(a, release, patched)) for a in self.advisories]
 
 
-def _status(one: Advisory, release: Version, patched: Collection[str]) -> Status:
-    if one.is_fixed_in(release):
+def _status(advisory: Advisory, release: Version, patched: Collection[str]) -> Status:
+    if advisory.is_fixed_in(release):
         return Status.UPSTREAM
-    if not one.affects(release):
+    if not advisory.affects(release):
         return Status.NOT_AFFECTED
-    if one.id in patched:
+    if advisory.id in patched:
         return Status.FIXED
-    return Status.NOT_AFFECTED if one.not_affected else Status.OPEN
+    return Status.NOT_AFFECTED if advisory.not_affected else Status.OPEN
 
 
 def load_advisories(path: Path) -> Table:
@@ -128,9 +128,9 @@ def load_advisories(path: Path) -> Table:
         )
     advisories: dict[str, Advisory] = {}
     for number, entry in enumerate(entries, 1):
-        one = _advisory(entry, f"{path}: advisory {number}")
-        if advisories.setdefault(one.id, one) is not one:
-            raise ToolError(f"{path}: {one.id} stands there twice; remove one")
+        advisory = _advisory(entry, f"{path}: advisory {number}")
+        if advisories.setdefault(advisory.id, advisory) is not advisory:
+            raise ToolError(f"{path}: {advisory.id} stands there twice; remove one")
     return Table(as_of, tuple(advisories.values()))
 
 
@@ -139,11 +139,12 @@ def _advisory(entry: Any, where: str) -> Advisory:
     try:
         values = {names[key]: value for key, value in entry.items()}
         lacks, has = (tuple(values.pop(key, ())) for key in ("lacks", "has"))
-        one = Advisory(**values, lacks=lacks, has=has)
-        SpecifierSet(one.affected)
-        Version(one.severity.partition(" ")[2] or "0")
+        advisory = Advisory(**values, lacks=lacks, has=has)
+        SpecifierSet(advisory.affected)
+        Version(advisory.severity.partition(" ")[2] or "0")
         wrong = [value for value in values.values() if not isinstance(value, str)]
-        right = GHSA.fullmatch(one.id) and one.severity.split()[0] in SEVERITIES
+        level = advisory.severity.split()[0]
+        right = GHSA.fullmatch(advisory.id) and level in SEVERITIES
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ToolError(
             f"{where}: expected the fields of an advisory, found that one is wrong, "
@@ -152,11 +153,12 @@ def _advisory(entry: Any, where: str) -> Advisory:
     if wrong or not right:
         raise ToolError(
             f"{where}: expected an id GHSA-xxxx-xxxx-xxxx, a severity such as 'high "
-            f"7.5' and texts, found {one.id!r} and {one.severity!r}"
+            f"7.5' and texts, found {advisory.id!r} and {advisory.severity!r}"
         )
-    if not (one.not_affected or one.workaround or one.remark or one.unverified):
+    notes = advisory.workaround, advisory.remark, advisory.unverified
+    if not (advisory.not_affected or any(notes)):
         raise ToolError(
-            f"{where}: {one.id}: expected not-affected, workaround, remark or "
+            f"{where}: {advisory.id}: expected not-affected, workaround, remark or "
             "unverified, found none; say what an operator does, or why nobody knows"
         )
-    return one
+    return advisory

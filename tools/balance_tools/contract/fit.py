@@ -49,7 +49,7 @@ _LINE = re.compile(r"\bline \d+")
 @dataclass(frozen=True, order=True)
 class Finding:
     file: str
-    """Of ours, or the patched one; "" for a Relies-On line."""
+    """A file of ours or a patched one; "" for a Relies-On line."""
     line: int
     """0 for a Relies-On line."""
     text: str
@@ -80,14 +80,14 @@ def read_pin(paths: Paths) -> Pin:
 
 def our_modules(root: Path) -> tuple[str, ...]:
     vendored = [f"{VENDORED}/{path}" for path in files_of_ours(root / VENDORED)]
-    ours = {*vendored} - ignored_in(root, vendored)
-    if not ours:
+    modules = {*vendored} - ignored_in(root, vendored)
+    if not modules:
         raise ToolError(
             f"{root / VENDORED}: expected files of ours to hold against the release, "
             "found none; restore them from git"
         )
-    ours |= {f"{WHOLLY_OURS}/{path}" for path in walk(root / WHOLLY_OURS)}
-    return tuple(sorted(name for name in ours if name.endswith(".py")))
+    modules |= {f"{WHOLLY_OURS}/{path}" for path in walk(root / WHOLLY_OURS)}
+    return tuple(sorted(name for name in modules if name.endswith(".py")))
 
 
 def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Finding, ...]:
@@ -111,10 +111,10 @@ def findings(pin: Pin, series: Series, tree: Path, folder: Path) -> tuple[Findin
         if (file, name) not in pin.uncalled
     ]
     of_ours = (
-        one
-        for one in new
-        if one.file in pin.files or one.line in hooks[one.file]
-        if not any(one.file == file and one.line in lines for file, lines in left_out)
+        error
+        for error in new
+        if error.file in pin.files or error.line in hooks[error.file]
+        if not any(error.file == f and error.line in lines for f, lines in left_out)
     )
     return (*vanished, *_not_on_the_pin(pin, of_ours))
 
@@ -128,10 +128,10 @@ def _not_on_the_pin(pin: Pin, errors: Iterable[Finding]) -> Iterator[Finding]:
     def without_place(error: Finding) -> tuple[str, str]:
         return error.file, _LINE.sub("line", error.text)
 
-    known = Counter(map(without_place, pin.mistakes))
+    left_over = Counter(map(without_place, pin.mistakes))
     for error in errors:
-        known[without_place(error)] -= 1
-        if known[without_place(error)] < 0:
+        left_over[without_place(error)] -= 1
+        if left_over[without_place(error)] < 0:
             yield error
 
 
@@ -148,19 +148,19 @@ def uncalled(
         lines = (folder / path).read_text().splitlines()
         called.update(*(re.findall(r"\w+", lines[number - 1]) for number in added))
     others: dict[tuple[str, str], range] = {}
-    says: dict[tuple[str, str], set[str]] = {}
+    names_in: dict[tuple[str, str], set[str]] = {}
     for file in files:
         for node in ast.parse((folder / file).read_bytes()).body:
             named = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 key, last = (file, node.name), node.end_lineno or node.lineno
-                others[key], says[key] = range(node.lineno, last + 1), named
+                others[key], names_in[key] = range(node.lineno, last + 1), named
             else:
                 called |= named
     while new := [key for key in others if key[1] in called]:
         for key in new:
             del others[key]
-            called |= says[key]
+            called |= names_in[key]
     return others
 
 
@@ -207,5 +207,5 @@ def type_check(root: Path, files: Sequence[str]) -> tuple[Finding, ...]:
             f"{root}: expected mypy to check our files, found that it "
             f"stopped with {run.status}: {run.tail}; is this tree whole?"
         )
-    errors = [one for one in map(json.loads, reports) if one["severity"] == "error"]
+    errors = [e for e in map(json.loads, reports) if e["severity"] == "error"]
     return tuple(sorted(Finding(e["file"], e["line"], e["message"]) for e in errors))

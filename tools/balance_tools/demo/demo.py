@@ -1,8 +1,8 @@
-"""The command `demo`: see balance scheduling work on this machine, from nothing.
+"""The command `demo`: builds, serves and compares off and adaptive on this machine.
 
-Builds and installs the reference wheel, and serves a model whose prompts take time on a
-core with a rank for each core. One load goes on for six minutes, and the policy is
-switched between off and adaptive. Answers must be equal, and what it gains is measured.
+It builds and installs the reference wheel, and serves a model with a rank for each
+core. One load goes on for six minutes, and the policy is switched between off and
+adaptive. Answers must be equal, and the gain is measured.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from vllm_balance.cores import usable_cores
 
 POLICIES = ("off", "adaptive")
 MINUTES, PROMPTS = 6.0, 256
-"""At most, and requests of the load, which are sent again when all were."""
+"""The longest trial, and requests of the load, which are sent again when all were."""
 BUSY = 0.5
-"""Above this load average, before the demo starts anything, other programs run."""
+"""A load average above this at the start means that other programs run."""
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal what happens now."""
     print(f"\n==> {text}", flush=True)
 
 
@@ -64,42 +63,42 @@ def demo(paths: Paths) -> None:
 
 
 def compare(folder: Path) -> str:
-    """What a trial's answers say: that equal requests have equal ones.
+    """A sentence that equal requests of a trial have equal answers.
 
     Raises:
-        ToolError: They have not.
+        ToolError: they have not.
     """
     path, digests = folder / "answers.json", dict[int, set[str]]()
     answers = json.loads(path.read_text())
     for request, _, _, digest in answers:
         digests.setdefault(request, set()).add(digest)
-    if unlike := [request for request, found in digests.items() if len(found) > 1]:
+    if several := [request for request, hashes in digests.items() if len(hashes) > 1]:
         raise ToolError(
-            f"{path}: expected one answer to each request, found several to {unlike}; "
+            f"{path}: expected one answer to each request, found several to {several}; "
             "this is a defect of the series"
         )
-    again = len(answers) - len(digests)
-    return f"{again} requests were sent again, and had the same answers as before."
+    repeats = len(answers) - len(digests)
+    return f"{repeats} requests were sent again, and had the same answers as before."
 
 
 def what_is_hidden(cores: int, load_average: float) -> str:
-    """What a machine with few cores, or a busy one, does not show; else nothing."""
-    found = []
+    """A note on what few cores, or other programs, hide; may be empty."""
+    reasons = []
     if cores < ranks.FEWEST:
-        found.append("there is one core for two ranks, which take turns on it")
+        reasons.append("there is one core for two ranks, which take turns on it")
     if load_average > BUSY:
-        found.append(f"others used the cores before it began ({load_average:.1f})")
-    if not found:
+        reasons.append(f"others used the cores before it began ({load_average:.1f})")
+    if not reasons:
         return ""
     return (
-        f"Note: {', and '.join(found)}. A rank that waits for another then leaves its "
-        "core to somebody,\nso that part of the gain is hidden, and stretches differ "
-        "by more.\n"
+        f"Note: {', and '.join(reasons)}. A rank that waits for another then leaves "
+        "its core to somebody,\nso that part of the gain is hidden, and stretches "
+        "differ by more.\n"
     )
 
 
 def epilogue(python: Path, hidden: str) -> str:
-    """What was real, and what to try next."""
+    """A text on what was measured, and what to try next."""
     command = os.path.relpath(python.parent / "vllm-balance")
     return (
         f"\n{hidden}"
@@ -113,7 +112,6 @@ def epilogue(python: Path, hidden: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `demo`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     demo(Paths.find())
     return 0

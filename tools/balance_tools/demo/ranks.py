@@ -1,4 +1,4 @@
-"""Real ranks on the cores of this machine: a model, a trial, and what is predicted.
+"""Real ranks on the cores of this machine: a model, a trial, and predictions.
 
 The demo and ``bench/real.py`` measure with them. Nothing is emulated: a prompt takes
 time on a core, and the other ranks wait for it.
@@ -22,17 +22,17 @@ from balance_tools.run import tail_of, to_log
 from vllm_balance.cores import usable_cores
 
 CLIENTS, SLOTS, STEP_TOKENS = 8, 8, 1024
-"""For each rank: requests in flight, most that run at once, and tokens of a step."""
+"""For each rank: clients, slots, and tokens of a step."""
 FEWEST, MOST = 2, 4
 
 
 def rank_count() -> int:
-    """One for each core, within limits."""
+    """The number of ranks: one for each core, from FEWEST to MOST."""
     return min(MOST, max(FEWEST, usable_cores()))
 
 
 def _cpu() -> dict[str, str]:
-    """What Linux says of the first core; nothing where there is no Linux."""
+    """The entries of /proc/cpuinfo for the first core; empty without Linux."""
     if not (info := Path("/proc/cpuinfo")).exists():
         return {}
     first, *_ = info.read_text(errors="replace").partition("\n\n")
@@ -41,9 +41,9 @@ def _cpu() -> dict[str, str]:
 
 
 def machine() -> str:
-    """What this machine is called: its cores and their type.
+    """The name of this machine: the number of its cores, and their type.
 
-    With numbers, where a host keeps the name of its cores to itself.
+    With family and model, because a virtual machine may hide the name of its cores.
     """
     cpu = _cpu()
     name = cpu.get("model name") or platform.processor() or "unknown"
@@ -53,17 +53,17 @@ def machine() -> str:
 
 
 LAYERS, DENSE = 4, 2
-"""Of the model that is served, and how many of them have no experts.
+"""Layers of the served model, and how many of them have no experts.
 
-Few and wide: launching a layer's operators takes time in each step, which no device
-with graphs has.
+Few and wide ones, because launching a layer's operators takes time in each step, which
+it does not on a device with graphs.
 """
 
 
 def hidden_size() -> int:
-    """Of the model that is served: with 768 a prompt needs half of the work.
+    """The hidden size of the served model: with 768 a prompt needs half of the work.
 
-    A core without AVX-512 multiplies half as fast, and a turn would take minutes.
+    A core without AVX-512 multiplies half as fast.
     """
     return 1024 if "avx512f" in _cpu().get("flags", "").split() else 768
 
@@ -73,22 +73,22 @@ class Load:
     """Requests, as options of `vllm bench serve` and as options of the simulator."""
 
     sent: tuple[str, ...]
-    """Of `vllm bench serve`."""
+    """Options of `vllm bench serve`."""
     simulated: tuple[str, ...]
-    """Of `vllm-balance simulate`."""
+    """Options of `vllm-balance simulate`."""
 
 
 def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -> Load:
-    """Requests of lengths that are drawn, as many in flight as there are clients.
+    """Requests of drawn lengths, in a closed loop.
 
     Args:
-        prompts: how many requests.
-        clients: how many of them at a time.
-        tokens: of a prompt, on average.
-        answer: tokens of an answer, on average.
-        spread: the share by which lengths are less or more, uniformly.
+        prompts: the number of requests.
+        clients: requests in flight.
+        tokens: mean tokens of a prompt.
+        answer: mean tokens of an answer.
+        spread: lengths are uniform, from 1 - spread to 1 + spread of the mean.
     """
-    both = ("--num-prompts", str(prompts), "--max-concurrency", str(clients))
+    shared = ("--num-prompts", str(prompts), "--max-concurrency", str(clients))
 
     def uniform(mean: int) -> str:
         return f"uniform:{round(mean * (1 - spread))}:{round(mean * (1 + spread))}"
@@ -103,27 +103,27 @@ def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -
             str(answer),
             "--random-range-ratio",
             str(spread),
-            *both,
+            *shared,
             "--temperature",
             "0",
         ),
-        ("--input-len", uniform(tokens), "--output-len", uniform(answer), *both),
+        ("--input-len", uniform(tokens), "--output-len", uniform(answer), *shared),
     )
 
 
 def replayed(trace: Path, prompts: int, chunk: int, clients: int | None) -> Load:
-    """Requests of a trace in seconds, at its own times unless there are clients."""
-    both = ["--dataset-path", str(trace.resolve()), "--num-prompts", str(prompts)]
-    both += ["--timed-trace-chunk-hash-size", str(chunk)]
+    """Requests of a trace: a closed loop with clients, else at the trace's times."""
+    shared = ["--dataset-path", str(trace.resolve()), "--num-prompts", str(prompts)]
+    shared += ["--timed-trace-chunk-hash-size", str(chunk)]
     timed = ["--dataset-name", "timed_trace"]
-    sent = [*both, *timed, "--temperature", "0"]
-    simulated = [*both, "--timed-trace-sec-multiplier", "1"]
+    sent = [*shared, *timed, "--temperature", "0"]
+    simulated = [*shared, "--timed-trace-sec-multiplier", "1"]
     if clients is None:
         return Load((*sent, "--self-timed"), (*simulated, *timed))
-    most = ("--max-concurrency", str(clients))
-    # Else vLLM's client keeps the times of a trace, and the clients are a bound only.
+    limit = ("--max-concurrency", str(clients))
+    # Without it vLLM's client keeps the times of a trace, also with clients.
     sent += ["--no-self-timed"]
-    return Load((*sent, *most), (*simulated, "--dataset-name", "custom", *most))
+    return Load((*sent, *limit), (*simulated, "--dataset-name", "custom", *limit))
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Served:
     ranks: int
     asynchronous: bool = True
     api_servers: int = 1
-    more: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     """Further options of `vllm serve`."""
 
     @property
-    def both(self) -> tuple[str, ...]:
-        """What server and simulator take."""
+    def shared(self) -> tuple[str, ...]:
+        """The options that server and simulator take."""
         return (
             "--data-parallel-size",
             str(self.ranks),
@@ -153,7 +153,7 @@ class Served:
 
     @property
     def binding(self) -> str:
-        """Which core each rank stays on, as vLLM has it; free ones would share one."""
+        """The cores of the ranks in vLLM's syntax; without it ranks could share one."""
         cores = sorted(os.sched_getaffinity(0))[: self.ranks]
         return "|".join(map(str, cores)) if len(cores) == self.ranks else "nobind"
 
@@ -184,7 +184,7 @@ def make_model(python: Path, folder: Path, dense_layers: int = DENSE) -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -199,30 +199,30 @@ def run_trial(
     served: Served,
     policies: Sequence[str],
     minutes: float,
-    more: Sequence[str] = (),
+    options: Sequence[str] = (),
     is_shown: bool = True,
 ) -> None:
-    """Run `vllm-balance trial`, whose server has a port of its own.
+    """Run `vllm-balance trial`, with its server on a free port.
 
     Args:
         python: of an environment with the reference wheel.
         folder: gets the report.
-        model: what is served.
-        load: what is sent.
-        served: how.
-        policies: that are compared.
-        minutes: that it takes at most.
-        more: options of the trial.
-        is_shown: whether the terminal gets what it says, else the log.
+        model: the folder of the model.
+        load: the load.
+        served: the setup of the server.
+        policies: names of the policies.
+        minutes: the longest duration.
+        options: further options of the trial.
+        is_shown: whether its output goes to the terminal, else to the log.
 
     Raises:
-        ToolError: it did not end well.
+        ToolError: the trial failed.
     """
-    words = ("--result-dir", str(folder.resolve()), "--minutes", f"{minutes:g}")
+    limits = ("--result-dir", str(folder.resolve()), "--minutes", f"{minutes:g}")
     command = [
         "trial",
-        *words,
-        *more,
+        *limits,
+        *options,
         "--policy",
         *policies,
         *load.sent,
@@ -234,8 +234,8 @@ def run_trial(
         "127.0.0.1",
         "--port",
         str(free_port()),
-        *served.both,
-        *served.more,
+        *served.shared,
+        *served.options,
     ]
     _command(python, folder, command, is_shown, served.binding)
 
@@ -243,7 +243,7 @@ def run_trial(
 def _command(
     python: Path,
     folder: Path,
-    words: Sequence[str],
+    arguments: Sequence[str],
     is_shown: bool,
     binding: str = "nobind",
 ) -> None:
@@ -256,7 +256,7 @@ def _command(
     # Libraries that the client loads write pages at its end.
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [str(python.parent / "vllm-balance"), *words],
+            [str(python.parent / "vllm-balance"), *arguments],
             cwd=folder.parent,
             env={**os.environ, **quiet},
             stdout=None if is_shown else errors,
@@ -264,18 +264,19 @@ def _command(
         )
         try:
             status = process.wait()
-        finally:  # also of Ctrl-C, or if we are told to end: it stops its server first
+        finally:  # also after Ctrl-C or a signal: the trial then stops its server
             process.terminate()
             process.wait()
     if status:
         raise ToolError(
-            f"{log}: expected the {words[0]} to end well, found exit status {status}: "
-            f"{tail_of(log)}; if the machine was busy, run this again when it is not"
+            f"{log}: expected the {arguments[0]} to end well, found exit status "
+            f"{status}: {tail_of(log)}; if the machine was busy, run this again when "
+            "it is not"
         )
 
 
 def report_of(folder: Path) -> dict[str, Any]:
-    """What a trial found."""
+    """The report of a trial."""
     text = (folder / "report" / "report.json").read_text(encoding="utf-8")
     report: dict[str, Any] = json.loads(text)
     return report
@@ -293,15 +294,14 @@ def predict(
 
     Args:
         python: of an environment with the reference wheel.
-        folder: with the report of a trial that `adaptive` took part in, whose costs
-            are taken.
-        load: that was sent.
-        served: how.
-        policies: names.
+        folder: of a trial with `adaptive`; its report has the learned costs.
+        load: the load of the trial.
+        served: the setup of the trial's server.
+        policies: names of the policies.
         simulated: further options of the simulator.
 
     Raises:
-        ToolError: It refuses what it was given.
+        ToolError: the simulator refuses its options.
     """
     command = [
         "simulate",
@@ -309,7 +309,7 @@ def predict(
         str((folder / "report/report.json").resolve()),
         "--policy",
         *policies,
-        *served.both,
+        *served.shared,
         *load.simulated,
         *simulated,
         "--num-seeds",
@@ -326,11 +326,11 @@ def predict(
 
 
 def predicted_in(folder: Path) -> dict[str, float]:
-    """What `predict` left in a folder."""
+    """The latencies that `predict` left in a folder."""
     text = (folder / PREDICTED).read_text(encoding="utf-8")
     return {
-        each["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in each["runs"])
-        for each in json.loads(text)["results"]
+        r["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in r["runs"])
+        for r in json.loads(text)["results"]
     }
 
 

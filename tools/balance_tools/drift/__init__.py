@@ -1,1 +1,1 @@
-"""What upstream changed around the series, which no merge can know."""
+"""Reports upstream's changes around the series, which a merge does not show."""

@@ -1,4 +1,4 @@
-"""What upstream changed in the functions that the series touches or relies on.
+"""Reports upstream's changes of the functions that the series touches or relies on.
 
 A merge cannot know what a change means; a person should read it.
 """
@@ -38,11 +38,11 @@ def drift(series: Series, old: Modules, new: Modules) -> list[str]:
             changed = changed and ["```diff", *changed, "```"]
         if changed:
             lines = (line for line in changed if line[0] in "+-")
-            words = set(re.findall(r"\w+", " ".join(lines)))
-            read = sorted(name for name in uses if name.split(".")[-1] in words)
-            told = ["", f"### {symbol} ({', '.join(patches)})", ""]
-            told += [f"Hooks read {', '.join(read)}.", ""] if read else []
-            reports.append((-len(read), len(changed), told + changed))
+            changed_words = set(re.findall(r"\w+", " ".join(lines)))
+            read = sorted(name for name in uses if name.split(".")[-1] in changed_words)
+            section = ["", f"### {symbol} ({', '.join(patches)})", ""]
+            section += [f"Hooks read {', '.join(read)}.", ""] if read else []
+            reports.append((-len(read), len(changed), section + changed))
     return [line for *_, lines in sorted(reports) for line in lines]
 
 

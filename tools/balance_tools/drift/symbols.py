@@ -51,8 +51,8 @@ class Modules:
                 return node
             origin = imports(tree, ".".join(dotted[:length]), path).get(dotted[length])
             if origin and follow and origin != ".".join(dotted[: length + 1]):
-                rest = ".".join([origin, *dotted[length + 1 :]])
-                return self.find(rest, follow - 1)
+                original = ".".join([origin, *dotted[length + 1 :]])
+                return self.find(original, follow - 1)
             return None
         return None
 

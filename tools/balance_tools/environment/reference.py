@@ -28,7 +28,7 @@ CONSTRAINTS = Path("tests", "constraints.txt")
 GROUP = "engine"
 STAMP = ".made-from"
 LONGEST_TMPDIR = 70
-"""In bytes: a Unix socket has 107 for its path, and vLLM adds 37."""
+"""Bytes; the path of a Unix socket has at most 107, of which vLLM adds 37."""
 
 
 def make_env(paths: Paths, wheel: Path) -> Path:
@@ -46,10 +46,10 @@ def make_env(paths: Paths, wheel: Path) -> Path:
     constraints = paths.root / CONSTRAINTS
     extra = group_requirements(paths.root / "pyproject.toml", GROUP)
     inputs = [sha256_of(wheel), sha256_of(constraints), *extra]
-    wanted = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
     with exclusive(paths.env / ".reference.lock"):
         stamp = folder / STAMP
-        if stamp.is_file() and stamp.read_text() == wanted:
+        if stamp.is_file() and stamp.read_text() == digest:
             return folder
         fresh = not stamp.is_file()
         stamp.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def make_env(paths: Paths, wheel: Path) -> Path:
                 pip(python, "uninstall", "--yes", "vllm")
             pip(python, "install", *options, str(wheel), *extra)
             to_terminal([python, "-m", "compileall", "-qq", "-j0", folder / "lib"])
-        stamp.write_text(wanted)
+        stamp.write_text(digest)
     return folder
 
 

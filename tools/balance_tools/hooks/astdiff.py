@@ -110,17 +110,17 @@ def gaps(tree: ast.AST, scope: str) -> Iterator[Gap]:
     yield from _gaps(Cursor("", (), tree), scope)
 
 
-def _gaps(cursor: Cursor, wanted: str) -> Iterator[Gap]:
+def _gaps(cursor: Cursor, target: str) -> Iterator[Gap]:
     for name, value in ast.iter_fields(cursor.node):
         scope, path = cursor.field(name)
-        if scope and scope != wanted and not wanted.startswith(f"{scope}."):
+        if scope and scope != target and not target.startswith(f"{scope}."):
             continue
         nodes = _nodes(value if isinstance(value, list) else [value])
-        if scope == wanted and (nodes or isinstance(value, list) or value is None):
+        if scope == target and (nodes or isinstance(value, list) or value is None):
             for index in range(len(nodes) + 1):
                 yield Gap(scope, path, nodes, index)
         for child in nodes:
-            yield from _gaps(cursor.child(name, child), wanted)
+            yield from _gaps(cursor.child(name, child), target)
 
 
 def ast_differences(old: ast.AST, new: ast.AST) -> list[Difference]:

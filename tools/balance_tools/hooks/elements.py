@@ -1,7 +1,7 @@
 """Python syntax reduced to what identifies a statement: text, loose key, names.
 
 Everything here ignores formatting, comments and line numbers. A compound statement is
-identified by its header; what stands in its body has identities of its own.
+identified by its header; the statements in its body are identified separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Element:
     text: str
     """Normalised syntax; of a compound statement, of its header only."""
     key: str
-    """What a reader would call the node by ("self.x = f"), "" if nothing."""
+    """A short name of the node ("self.x = f"), "" if it has none."""
     inner: frozenset[str]
     """Keys of all statements in the bodies of a compound statement."""
 
@@ -39,25 +39,25 @@ class Element:
         return self.kind in _TRIVIAL or self.text == "return"
 
 
-def similarity(one: Element, other: Element) -> int:
+def similarity(a: Element, b: Element) -> int:
     """Compare two elements: EXACT, SIMILAR (same key, or common body), DIFFERENT."""
-    if one.kind != other.kind:
+    if a.kind != b.kind:
         return DIFFERENT
-    if one.text == other.text and one.kind not in _HEADERLESS:
+    if a.text == b.text and a.kind not in _HEADERLESS:
         return EXACT
-    if one.key and one.key == other.key:
+    if a.key and a.key == b.key:
         return SIMILAR
-    both = len(one.inner) + len(other.inner)
-    if both and 2 * len(one.inner & other.inner) / both >= _ENOUGH_IN_COMMON:
-        same = one.inner == other.inner and one.text == other.text
+    total = len(a.inner) + len(b.inner)
+    if total and 2 * len(a.inner & b.inner) / total >= _ENOUGH_IN_COMMON:
+        same = a.inner == b.inner and a.text == b.text
         return EXACT if same else SIMILAR
     return DIFFERENT
 
 
 def element(node: ast.AST) -> Element:
-    if (known := _KNOWN.get(node)) is None:
-        known = _KNOWN[node] = _element(node)
-    return known
+    if (cached := _KNOWN.get(node)) is None:
+        cached = _KNOWN[node] = _element(node)
+    return cached
 
 
 def _element(node: ast.AST) -> Element:

@@ -99,10 +99,10 @@ def copies(
     """Count how often each of two neighbours stands right before one of the gaps."""
     elements = [element(gap.before) for gap in gaps if gap.before is not None]
 
-    def count(wanted: Element | None) -> int:
-        if wanted is None or wanted.is_trivial:
+    def count(neighbour: Element | None) -> int:
+        if neighbour is None or neighbour.is_trivial:
             return 0
-        return sum(similarity(one, wanted) == EXACT for one in elements)
+        return sum(similarity(candidate, neighbour) == EXACT for candidate in elements)
 
     return count(before), count(after)
 
@@ -110,14 +110,14 @@ def copies(
 def also_upstream(hook: Hook, base: bytes, upstream: bytes) -> list[str]:
     """Return the words that the hook brings to its module, if upstream uses them, too.
 
-    Empty unless upstream has at least half of them: then perhaps it has the hook, at
-    another place or in other words. Where an import finds its names is none of its
-    words: rooms have common ones, such as `rank`.
+    Empty unless upstream has at least half of them: then it may have the hook, at
+    another place or in other words. The module of an import does not count, because
+    our modules have common names, such as `rank`.
     """
     inserted = " ".join(map(_without_source, hook.new.inside)).encode()
-    own = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
-    shared = own & {*_WORD.findall(upstream)}
-    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(own) else []
+    words = {*_WORD.findall(inserted)} - {*_WORD.findall(base)}
+    shared = words & {*_WORD.findall(upstream)}
+    return sorted(w.decode() for w in shared) if 2 * len(shared) >= len(words) else []
 
 
 def _without_source(node: ast.AST) -> str:
@@ -154,14 +154,14 @@ def locate(hook: Hook, tree: ast.AST) -> Place:
                 "release: it is not clear which of them the hook belongs to"
             )
     candidates = [gap for gap in everywhere if _same_path(hook.old.path, gap.path)]
-    both = [gap for gap in candidates if _score(hook, gap) == (EXACT, EXACT)]
-    if len(both) == 1:
-        return Place(both[0])
-    if both:
-        raise ToolError(f"{len(both)} places in {scope} look like the hook's")
-    alike = [gap for gap in candidates if DIFFERENT not in _score(hook, gap)]
-    if len(alike) == 1:
-        return Place(alike[0], _changes(hook, alike[0]))
+    exact = [gap for gap in candidates if _score(hook, gap) == (EXACT, EXACT)]
+    if len(exact) == 1:
+        return Place(exact[0])
+    if exact:
+        raise ToolError(f"{len(exact)} places in {scope} look like the hook's")
+    similar = [gap for gap in candidates if DIFFERENT not in _score(hook, gap)]
+    if len(similar) == 1:
+        return Place(similar[0], _changes(hook, similar[0]))
     return _by_one_neighbour(hook, candidates)
 
 
@@ -198,29 +198,29 @@ def already_there(hook: Hook, upstream: ast.AST) -> bool:
     for gap in gaps(upstream, hook.scope):
         with_hook = replace(gap, width=len(inserted))
         levels = _score(hook, with_hook)
-        alike = EXACT in levels or DIFFERENT not in levels
+        is_similar = EXACT in levels or DIFFERENT not in levels
         same = len(gap.path) == len(path) and dumps(with_hook.inside) == inserted
-        if same and alike:
+        if same and is_similar:
             return True
     return False
 
 
 def _changes(hook: Hook, gap: Gap) -> tuple[str, ...]:
     return tuple(
-        f"in {hook.scope or 'the module'}, {_quoted(wanted)} is now "
+        f"in {hook.scope or 'the module'}, {_quoted(old)} is now "
         f"{_quoted(element(node) if node else None)}"
-        for wanted, node in zip(hook.neighbours, (gap.before, gap.after), strict=True)
-        if _level(wanted, node) != EXACT
+        for old, node in zip(hook.neighbours, (gap.before, gap.after), strict=True)
+        if _level(old, node) != EXACT
     )
 
 
 def _next_to(
-    wanted: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
+    neighbour: Element | None, candidates: Sequence[tuple[Gap, ast.AST | None]]
 ) -> list[Gap]:
-    if wanted is None or wanted.is_trivial:
+    if neighbour is None or neighbour.is_trivial:
         return []
     for level in (EXACT, SIMILAR):
-        beside = [gap for gap, node in candidates if _level(wanted, node) == level]
+        beside = [gap for gap, node in candidates if _level(neighbour, node) == level]
         if beside:
             return beside
     return []
@@ -232,15 +232,13 @@ def _order_is_free(hook: Hook, between: Nodes) -> bool:
     Imports, keyword arguments, annotated fields, and calls of one function that differ
     in their first argument (`add_argument`).
     """
-    all_of_them = [*map(element, between), *filter(None, hook.neighbours)]
-    kinds = {one.kind for one in all_of_them}
+    statements = [*map(element, between), *filter(None, hook.neighbours)]
+    kinds = {statement.kind for statement in statements}
     if kinds <= {"Import", "ImportFrom"} or kinds in ({"keyword"}, {"alias"}):
         return True
     if kinds <= {"AnnAssign", "Expr"} and "AnnAssign" in kinds:
-        return all(
-            one.kind == "AnnAssign" or one.text[0] in "'\"" for one in all_of_them
-        )
-    callees = {one.key.partition("(")[0] for one in all_of_them}
+        return all(s.kind == "AnnAssign" or s.text[0] in "'\"" for s in statements)
+    callees = {statement.key.partition("(")[0] for statement in statements}
     return kinds == {"Expr"} and len(callees) == 1 and "" not in callees
 
 
@@ -255,16 +253,16 @@ def _score(hook: Hook, gap: Gap) -> tuple[int, int]:
     return _level(before, gap.before), _level(after, gap.after)
 
 
-def _level(wanted: Element | None, node: ast.AST | None) -> int:
-    if wanted is None or node is None:
-        return EXACT if wanted is None and node is None else DIFFERENT
-    return similarity(wanted, element(node))
+def _level(neighbour: Element | None, node: ast.AST | None) -> int:
+    if neighbour is None or node is None:
+        return EXACT if neighbour is None and node is None else DIFFERENT
+    return similarity(neighbour, element(node))
 
 
-def _same_path(wanted: tuple[Level, ...], path: tuple[Level, ...]) -> bool:
-    return len(wanted) == len(path) and all(
-        one.field == other.field and similarity(one.owner, other.owner) != DIFFERENT
-        for one, other in zip(wanted, path, strict=True)
+def _same_path(old: tuple[Level, ...], new: tuple[Level, ...]) -> bool:
+    return len(old) == len(new) and all(
+        was.field == now.field and similarity(was.owner, now.owner) != DIFFERENT
+        for was, now in zip(old, new, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""What a rebase finds out: the closed set of statuses, and results that carry them."""
+"""The statuses and results of a rebase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class PatchStatus(Enum):
-    """What became of a patch, best first; the value is what people read.
+    """The status of a patch, best first; the label is for people.
 
     `exit_code` is that of the command when this is the worst status.
     """
@@ -76,6 +76,6 @@ class FileVerdict:
     content: bytes | None
     """The new content, without what could not be placed; None if the file is gone."""
     status: PatchStatus
-    """Of this file alone."""
+    """The status of this file alone."""
     hooks: tuple[HookResult, ...] = ()
     notes: tuple[str, ...] = ()

@@ -79,20 +79,20 @@ def decide(
     except ToolError as error:
         notes = (str(error),)
         return FileVerdict(path, upstream, PatchStatus.CONFLICT, notes=notes)
-    good = [
+    placed_results = [
         _result(
             path, hook, PatchStatus.CONTEXT_ONLY, "; ".join(place.notes), at[place.gap]
         )
         for hook, place in placed
     ]
-    results = (*good, *refused)
-    return FileVerdict(path, content, worst(one.status for one in results), results)
+    results = (*placed_results, *refused)
+    return FileVerdict(path, content, worst(r.status for r in results), results)
 
 
 def _whole_hooks(path: str, base: bytes, patched: bytes) -> list[Hook]:
     hooks = hooks_between(base, patched, path)
-    own = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
-    if with_insertions(base, own) != patched:
+    insertions = [insertion(hook, hook.old, base, patched, base) for hook in hooks]
+    if with_insertions(base, insertions) != patched:
         raise ToolError(
             f"{path}: expected hooks that only add code, found comments or blank lines "
             "away from it; put them beside the code"
@@ -111,13 +111,13 @@ def _proven(
 ) -> dict[Gap, int]:
     """Return the line of each gap in `content`, which is `tree` with the hooks."""
     differences = ast_differences(tree, parse_module(content, path))
-    new = {one.old: dumps(one.new.inside) for one in differences}
+    new = {difference.old: dumps(difference.new.inside) for difference in differences}
     if new != {place.gap: hook.code for hook, place in placed}:
         raise ToolError(
             f"{path}: expected {len(placed)} hooks at their places, found other "
             "changes; upstream formats this code otherwise"
         )
-    return {one.old: first_line(one.new) for one in differences}
+    return {difference.old: first_line(difference.new) for difference in differences}
 
 
 def insertion(
@@ -188,7 +188,7 @@ def _chunk(hook: Hook, base: list[bytes], patched: list[bytes]) -> Chunk:
         for k in range(len(trivia) + 1)
         if region[:k] == trivia[:k] and region[k + extra :] == trivia[k:]
     ]
-    # A chunk that starts with the hook, not with a blank line, reads as it was written.
+    # A chunk that starts with the hook, and not with a blank line, is preferred.
     splits.sort(key=lambda k: (not region[k].strip(), k))
     if not splits:
         own_first, own_last = span(hook.new.inside)
@@ -217,9 +217,9 @@ def _check_line_is_whole(gap: Gap, lines: list[bytes]) -> None:
     if gap.before is not None:
         last = span((gap.before,))[1]
         column = getattr(gap.before, "end_col_offset", 0) or 0
-        rest = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
-        if rest.strip(b",;"):
-            raise _not_whole(f"line {last} goes on with {rest.decode()!r}")
+        code = _without_mark(lines[last - 1])[column:].split(b"#")[0].strip()
+        if code.strip(b",;"):
+            raise _not_whole(f"line {last} goes on with {code.decode()!r}")
     if gap.after is not None:
         first = span((gap.after,))[0]
         column = 0
@@ -258,5 +258,5 @@ def _shifted(
     )
 
 
-def _not_whole(why: str) -> ToolError:
-    return ToolError(f"{why}; upstream formats this code otherwise")
+def _not_whole(reason: str) -> ToolError:
+    return ToolError(f"{reason}; upstream formats this code otherwise")

@@ -44,16 +44,16 @@ def prove_same_csrc(lock: Lock, paths: Paths) -> Path:
             f"vllm-ascend {lock.vllm_ascend.version} has none; build the kernels from "
             "source"
         )
-    both = (lock.vllm_ascend, lock.kernel_sdist)
-    folders = [ensure_pristine(one, paths) for one in both]
-    one, other = (take_manifest(folder / "csrc", {}).files for folder in folders)
-    if not one:
+    artifacts = (lock.vllm_ascend, lock.kernel_sdist)
+    folders = [ensure_pristine(artifact, paths) for artifact in artifacts]
+    pinned, of_wheels = (take_manifest(folder / "csrc", {}).files for folder in folders)
+    if not pinned:
         raise ToolError(
             f"{lock.vllm_ascend.filename}: expected a folder csrc/ with the kernels' "
             "sources, found none; see whether the lock names the right file"
         )
     differing = sorted(
-        path for path in one.keys() | other.keys() if one.get(path) != other.get(path)
+        p for p in pinned.keys() | of_wheels.keys() if pinned.get(p) != of_wheels.get(p)
     )
     if differing:
         raise ToolError(
@@ -73,15 +73,15 @@ def fetch_kernels(paths: Paths, lock: Lock, python: str, arch: str) -> KernelWhe
     generated: dict[str, bytes] = {}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        theirs = {f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE)}
-        differing = [n for n in theirs - names if n.endswith(".py")]
+        of_sdist = {f"{PACKAGE}/{path}" for path in walk(sdist / PACKAGE)}
+        differing = [n for n in of_sdist - names if n.endswith(".py")]
         for name in sorted(names):
             if name.endswith("/") or not name.startswith(f"{PACKAGE}/"):
                 continue
             is_python = name.endswith(".py") and not name.startswith(OPERATORS)
-            if name not in theirs and is_python:
+            if name not in of_sdist and is_python:
                 generated[name] = archive.read(name)
-            elif name not in theirs:
+            elif name not in of_sdist:
                 compiled.append(name)
             elif is_python and archive.read(name) != (sdist / name).read_bytes():
                 differing.append(name)

@@ -25,16 +25,16 @@ TABLE = "soc_to_device"
 OPEN_FAMILY, OPEN_DEVICE = "ascend950", "A5"
 """The plugin takes any name of this family without listing it."""
 WITHOUT_AICORE_LIBRARY = ("ascend310p", OPEN_FAMILY)
-"""For these the plugin's CMakeLists.txt builds no libvllm_ascend_kernels.so."""
+"""Chips for which the plugin's CMakeLists.txt builds no libvllm_ascend_kernels.so."""
 
 
 @dataclass(frozen=True)
 class Stage:
     folder: Path
     inputs: Mapping[str, str]
-    """What the kernels are made from, as far as the build of a wheel can check it."""
+    """The sources of the kernels, as far as the build of a wheel can check them."""
     device_type: str
-    """What the plugin's own build calls the device: `A2`."""
+    """The plugin's name of the device: `A2`."""
     wheel: Artifact | None = None
     """Upstream's wheel that they are unpacked from; None if they are compiled."""
 
@@ -43,18 +43,18 @@ class Stage:
         return self.folder.with_name(self.folder.name + ".json")
 
     def made_from(self) -> Mapping[str, str] | None:
-        """What the kernels were made from; None if some are missing or changed."""
-        known = Manifest.read(self.manifest_path)
-        fits = self.inputs.items() <= known.inputs.items()
-        return known.inputs if fits and known.describes(self.folder) else None
+        """The inputs of the kernels; None if some files are missing or changed."""
+        manifest = Manifest.read(self.manifest_path)
+        fits = self.inputs.items() <= manifest.inputs.items()
+        return manifest.inputs if fits and manifest.describes(self.folder) else None
 
     def clear(self) -> None:
         self.manifest_path.unlink(missing_ok=True)
         remove_tree(self.folder)
 
-    def finish(self, **more: str) -> None:
-        """Note that the kernels are complete, and further inputs, `more`."""
-        manifest = take_manifest(self.folder, {**self.inputs, **more})
+    def finish(self, **further: str) -> None:
+        """Write the manifest of the complete kernels, with `further` inputs."""
+        manifest = take_manifest(self.folder, {**self.inputs, **further})
         manifest.write(self.manifest_path)
 
 
@@ -79,7 +79,7 @@ def stage_of(
 
 
 def build_info_text(device_type: str) -> str:
-    """What the plugin's own build writes to `_build_info.py` for a device."""
+    """The text of `_build_info.py` that the plugin's build writes for a device."""
     return f"# Auto-generated file\n__device_type__ = '{device_type}'\n"
 
 
@@ -114,12 +114,12 @@ def known_socs(pristine: Path) -> dict[str, str]:
 
 
 def device_of(soc: str, pristine: Path) -> str:
-    known = known_socs(pristine)
+    devices = known_socs(pristine)
     if re.fullmatch(rf"{OPEN_FAMILY}[a-z0-9_]*", soc):
         return OPEN_DEVICE
-    if soc not in known:
+    if soc not in devices:
         raise ToolError(
-            f"SOC: expected one of {', '.join(known)}, or a name that starts with "
+            f"SOC: expected one of {', '.join(devices)}, or a name that starts with "
             f"{OPEN_FAMILY}, found {soc!r}; choose the chip of your devices"
         )
-    return known[soc]
+    return devices[soc]

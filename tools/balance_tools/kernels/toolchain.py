@@ -1,7 +1,7 @@
-"""What compiling the kernels is done with: its Python, and the versions of the rest.
+"""The toolchain that compiles the kernels: Python, and the versions of all else.
 
-What CANN's compilers and CMake miss they say themselves. Here is what the name of the
-wheel says: its Python and its machine.
+Only Python and machine are checked, which are in the name of the wheel; CANN's
+compilers and CMake report themselves what they lack.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ facts = {"PYTHON_EXECUTABLE": sys.executable, "tag": "cp%d%d" % sys.version_info
          "PYTHON_INCLUDE_PATH": sysconfig.get_paths()["include"]}
 try:
     import pybind11, torch
-    found = {name: distribution(name) for name in ("torch", "torch-npu")}
-    facts["versions"] = {name: one.version for name, one in found.items()}
+    installed = {name: distribution(name) for name in ("torch", "torch-npu")}
+    facts["versions"] = {name: d.version for name, d in installed.items()}
     facts["PYBIND11_CMAKE_DIR"] = pybind11.get_cmake_dir()
-    facts["TORCH_NPU_PATH"] = str(found["torch-npu"].locate_file("torch_npu"))
+    facts["TORCH_NPU_PATH"] = str(installed["torch-npu"].locate_file("torch_npu"))
 except Exception as error:
     facts["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(facts))
@@ -60,8 +60,8 @@ def find_toolchain(choice: Choice) -> Toolchain:
         raise _refusal("ASCEND_HOME_PATH", f"CANN, with {info}", "none")
     versions = {"CANN": cann[1], **python["versions"]}
     compiler = os.environ.get("CXX_COMPILER", "c++")
-    versions["cmake"] = _says("cmake", "--version").rpartition(" ")[2]
-    versions[Path(compiler).name] = _says(compiler, "-dumpfullversion", "-dumpversion")
+    versions["cmake"] = _query("cmake", "--version").rpartition(" ")[2]
+    versions[Path(compiler).name] = _query(compiler, "-dumpfullversion", "-dumpversion")
     definitions = {name: text for name, text in python.items() if name.isupper()}
     return Toolchain(
         definitions | {"ASCEND_HOME_PATH": str(home)},
@@ -69,20 +69,20 @@ def find_toolchain(choice: Choice) -> Toolchain:
     )
 
 
-def _refusal(what: str, expected: str, found: str) -> ToolError:
+def _refusal(subject: str, expected: str, found: str) -> ToolError:
     return ToolError(
-        f"{what}: expected {expected} to compile the kernels, found {found}; "
+        f"{subject}: expected {expected} to compile the kernels, found {found}; "
         "docs/install.md tells what is needed"
     )
 
 
 def ask_python3() -> dict[str, Any]:
-    """What the `python3` on PATH says of itself, which upstream's build calls.
+    """The facts about the `python3` on PATH, which upstream's build calls.
 
     The tools' own environment is not it, although make starts them from there.
     """
     try:
-        facts: dict[str, Any] = json.loads(_says("python3", "-c", PROBE))
+        facts: dict[str, Any] = json.loads(_query("python3", "-c", PROBE))
     except ValueError:
         raise ToolError(
             "python3: expected the Python that the kernels are for on PATH, found none "
@@ -91,7 +91,7 @@ def ask_python3() -> dict[str, Any]:
     return facts
 
 
-def _says(*command: str) -> str:
+def _query(*command: str) -> str:
     """The first line that a program writes; empty if it cannot be run."""
     try:
         return capture(command).text.partition("\n")[0].strip()

@@ -1,4 +1,4 @@
-"""What a bump means for the published vulnerabilities of advisories.toml."""
+"""The status of published vulnerabilities after a bump, by advisories.toml."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from balance_tools.text import table
 from balance_tools.upstream.lock import load_lock
 
 
-def judged_there(paths: Paths, release: str, every: Sequence[Moved]) -> list[Judged]:
+def judged_there(paths: Paths, release: str, moves: Sequence[Moved]) -> list[Judged]:
     patched = {
         name
-        for moved in every
+        for moved in moves
         for patch in moved.series.patches
         if patch.name in moved.texts
         for name in patch.header.advisories
     }
-    known = load_advisories(paths.root / TABLE_NAME)
-    return known.judge(Version(release), patched)
+    advisories = load_advisories(paths.root / TABLE_NAME)
+    return advisories.judge(Version(release), patched)
 
 
 def advisories_markdown(
-    paths: Paths, release: str, every: Sequence[Moved]
+    paths: Paths, release: str, moves: Sequence[Moved]
 ) -> list[str]:
-    known, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
+    advisories, lock = load_advisories(paths.root / TABLE_NAME), load_lock(paths.lock)
     pinned = lock.vllm.version
-    before = known.judge(Version(pinned), patched_in(paths.root, lock))
-    after = judged_there(paths, release, every)
+    before = advisories.judge(Version(pinned), patched_in(paths.root, lock))
+    after = judged_there(paths, release, moves)
     closed = [
         new.advisory.id
         for old, new in zip(before, after, strict=True)
@@ -47,14 +47,14 @@ def advisories_markdown(
         "",
         "## Published vulnerabilities",
         "",
-        f"Published until {known.as_of}. {release} closes {len(closed)} of {pinned}: "
-        f"{', '.join(closed) or 'none'}.",
+        f"Published until {advisories.as_of}. {release} closes {len(closed)} of "
+        f"{pinned}: {', '.join(closed) or 'none'}.",
     ]
-    left = [
-        (one.advisory.id, one.advisory.severity, one.status.value, one.detail)
-        for one in after
-        if one.status is not Status.UPSTREAM
+    remaining = [
+        (new.advisory.id, new.advisory.severity, new.status.value, new.detail)
+        for new in after
+        if new.status is not Status.UPSTREAM
     ]
-    if left:
-        lines += ["", *table(("there", "severity", "status", "detail"), left)]
+    if remaining:
+        lines += ["", *table(("there", "severity", "status", "detail"), remaining)]
     return lines

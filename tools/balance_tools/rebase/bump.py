@@ -29,25 +29,25 @@ PACKAGE = "vllm"
 
 
 class Judged(NamedTuple):
-    every: Sequence[Moved]
+    moves: Sequence[Moved]
     """The moved series of each package; empty where upstream has another layout."""
-    wrong: Sequence[Finding]
-    """What does not fit of our files and hooks; empty unless every hook has a place."""
+    misfits: Sequence[Finding]
+    """Misfits of our files and hooks; empty unless all hooks have places."""
 
     @property
     def results(self) -> list[PatchResult]:
-        return [result for moved in self.every for result in moved.results]
+        return [result for moved in self.moves for result in moved.results]
 
     @property
     def placed(self) -> bool:
-        worst_one = worst(moved.status for moved in self.every)
-        return bool(self.every) and not worst_one.needs_human
+        worst_one = worst(moved.status for moved in self.moves)
+        return bool(self.moves) and not worst_one.needs_human
 
     @property
     def status(self) -> PatchStatus:
-        if self.wrong:
-            return status_of(self.wrong)
-        return worst(moved.status for moved in self.every)
+        if self.misfits:
+            return status_of(self.misfits)
+        return worst(moved.status for moved in self.moves)
 
 
 def judge(
@@ -58,26 +58,26 @@ def judge(
     The patches move one by one; then the new series, as quilt writes it into `folder`,
     which is replaced, is applied to the new tree and compared.
     """
-    every = move_all(paths, lock, own)
+    moves = move_all(paths, lock, own)
     remove_tree(folder)
-    for moved in every:
+    for moved in moves:
         moved.write(folder / moved.package)
-    judged = Judged(every, ())
+    judged = Judged(moves, ())
     if judged.placed:
-        new, scratch = every[0].new, paths.build / "contract" / "new"
+        new, scratch = moves[0].new, paths.build / "contract" / "new"
         print(f"checking our files against {new.name}", file=sys.stderr, flush=True)
         series = load_series(folder / PACKAGE)
-        wrong = findings(pin or read_pin(paths), series, new, scratch)
-        judged = judged._replace(wrong=wrong)
+        misfits = findings(pin or read_pin(paths), series, new, scratch)
+        judged = judged._replace(misfits=misfits)
     return judged
 
 
 def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
     """Move the series to the releases of `lock`; return the exit code.
 
-    Everything is judged, and written below build/rebase/VERSION; only where nobody
-    must decide, the last step puts it in place: in lines/NAME, or for the pin where
-    `name` is "". Whatever ends it before, it can be run again.
+    The result is written below build/rebase/VERSION. Only if no person must decide,
+    the last step puts it in place: in lines/NAME, or for the pin if `name` is "". If it
+    is stopped before that, it can be run again.
     """
     line = Line(paths.root / "lines" / name) if name else _line_of(paths, lock)
     if not (dry_run or name):
@@ -86,18 +86,18 @@ def bump(paths: Paths, lock: Lock, dry_run: bool, name: str) -> int:
         check_own(paths, line, unfinished=True)
     folder = paths.build / "rebase" / lock.vllm.version
     judged = judge(paths, lock, line.own if line else {}, folder / "patches")
-    every, wrong, status = judged.every, judged.wrong, judged.status
+    moves, misfits, status = judged.moves, judged.misfits, judged.status
     report = folder / "report.md"
-    for_users = advisories_markdown(paths, lock.vllm.version, every)
-    for_users += limits_markdown(paths, every)
-    undecided = [one for moved in every for one in moved.undecided]
+    for_users = advisories_markdown(paths, lock.vllm.version, moves)
+    for_users += limits_markdown(paths, moves)
+    undecided = [file for moved in moves for file in moved.undecided]
     merged = write_merged(undecided, folder / "merged")
-    write_atomically(report, markdown(every, wrong, for_users, merged))
+    write_atomically(report, markdown(moves, misfits, for_users, merged))
     if status.needs_human:
-        _ask(report, every, wrong, merged, name)
+        _ask(report, moves, misfits, merged, name)
         return status.exit_code
     if not dry_run and name and line:
-        write_line(paths, line, lock, every)
+        write_line(paths, line, lock, moves)
         print(f"{line.folder}: written; tools/rebase.sh line {name} makes its sources")
     elif not dry_run:
         _replace_pin(paths, folder, lock, line)
@@ -115,26 +115,26 @@ def _line_of(paths: Paths, lock: Lock) -> Line | None:
 
 def _ask(
     report: Path,
-    every: Sequence[Moved],
-    wrong: Sequence[Finding],
+    moves: Sequence[Moved],
+    misfits: Sequence[Finding],
     merged: Merged,
     name: str,
 ) -> None:
-    for moved in every:
+    for moved in moves:
         for result in moved.results:
             if not result.status.needs_human:
                 continue
-            own = f"patches/{moved.package}/{result.name}"
-            print(f"{own}: {result.status.label}", file=sys.stderr)
+            patch = f"patches/{moved.package}/{result.name}"
+            print(f"{patch}: {result.status.label}", file=sys.stderr)
             for reason in (*result.reasons, *merged.get(result.key, ())):
                 print(f"  {reason}", file=sys.stderr)
             print(
-                f"  copy {report.parent / own}, which has what is placed, to "
-                f"lines/{name or 'NAME'}/{own} and complete it, or leave an empty file "
-                f"there to drop it; then run this with --line {name or 'NAME'}",
+                f"  copy {report.parent / patch}, which has what is placed, to "
+                f"lines/{name or 'NAME'}/{patch} and complete it, or leave an empty "
+                f"file there to drop it; then run this with --line {name or 'NAME'}",
                 file=sys.stderr,
             )
-    for finding in wrong:
+    for finding in misfits:
         print(f"  {finding}", file=sys.stderr)
     print(
         f"{report}: nothing is replaced; correct what is named above, and run this "
@@ -180,8 +180,8 @@ def _check_committed(paths: Paths, line: Line | None) -> None:
 
 
 def markdown(
-    every: Sequence[Moved],
-    wrong: Sequence[Finding],
+    moves: Sequence[Moved],
+    misfits: Sequence[Finding],
     for_users: Sequence[str],
     merged: Merged,
 ) -> str:
@@ -189,12 +189,11 @@ def markdown(
 
     `for_users` is the lines about published vulnerabilities and limits.
     """
-    labels = ", ".join(f"{moved.old.name} → {moved.new.name}" for moved in every)
+    labels = ", ".join(f"{moved.old.name} → {moved.new.name}" for moved in moves)
     lines = [f"# Rebase: {labels}", ""]
-    results = [result for moved in every for result in moved.results]
+    results = [result for moved in moves for result in moved.results]
     rows = [
-        (one.package, one.name, one.status.label + ", left out" * one.dropped)
-        for one in results
+        (r.package, r.name, r.status.label + ", left out" * r.dropped) for r in results
     ]
     lines += table(("package", "patch", "status"), rows)
     for result in results:
@@ -204,10 +203,10 @@ def markdown(
         if result.hooks:
             lines += table(("file", "in", "line", "remark"), map(_row, result.hooks))
     lines += [*for_users, "", "## What upstream changed around the series"]
-    for moved in every:
+    for moved in moves:
         lines += drift(moved.series, Modules(moved.old), Modules(moved.new))
-    if wrong:
-        lines += ["", "## What does not fit", "", *(f"- {one}" for one in wrong)]
+    if misfits:
+        lines += ["", "## What does not fit", "", *(f"- {text}" for text in misfits)]
     return "\n".join(lines) + "\n"
 
 

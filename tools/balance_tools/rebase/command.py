@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 NAME = r"\w[\w.-]*"
-"""What a release, and a folder below lines/, may be called."""
+"""The form of a release, and of the name of a folder below lines/."""
 
 
 def _name(text: str) -> str:
@@ -63,9 +63,9 @@ def _name(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     paths = Paths(args.root.resolve()) if args.root else Paths.find()
-    does = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
+    functions = {"bump": _bump, "line": _line, "verify": _verify, "scan": _scan}
     with exclusive(paths.build / "rebase" / ".lock"):
-        return does[args.verb](paths, args)
+        return functions[args.verb](paths, args)
 
 
 def _bump(paths: Paths, args: argparse.Namespace) -> int:
@@ -91,8 +91,8 @@ def _bump(paths: Paths, args: argparse.Namespace) -> int:
 def _line(paths: Paths, args: argparse.Namespace) -> int:
     line = find_line(paths, args.name)
     series, folder = derive(paths, line), paths.build / "lines" / line.name
-    other = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
-    print(f"{other.root}: a source root for {line.name}; make wheel works there")
+    checkout = make_checkout(paths, folder, line.folder / LOCK_NAME, series)
+    print(f"{checkout.root}: a source root for {line.name}; make wheel works there")
     return 0
 
 

@@ -29,17 +29,17 @@ def limits_of(tree: Path) -> dict[str, str]:
     }
 
 
-def limits_markdown(paths: Paths, every: Sequence[Moved]) -> list[str]:
+def limits_markdown(paths: Paths, moves: Sequence[Moved]) -> list[str]:
     """The section of the report: new limits, but for those that we bring to the pin."""
     fixes = sorted((paths.root / "vllm/fixes").glob("*.py"))
-    ours = "".join(file.read_text(encoding="utf-8") for file in fixes)
+    fixes_text = "".join(file.read_text(encoding="utf-8") for file in fixes)
     rows = []
-    for moved in (moved for moved in every if moved.package == "vllm"):
+    for moved in (moved for moved in moves if moved.package == "vllm"):
         before = limits_of(moved.old)
         rows += [
             (f"`{name}`", f"`{value}`")
             for name, value in limits_of(moved.new).items()
-            if name not in before and f'"{name}"' not in ours
+            if name not in before and f'"{name}"' not in fixes_text
         ]
     if not rows:
         return []

@@ -1,9 +1,9 @@
 """Lines: further upstream releases, each a lock and only the patches that differ.
 
 Every other patch of a line is derived from the pin's, as a bump does, whenever the
-sources of the line are made. A patch of its own says in its header which patch of the
-pin it was adapted from (`Adapted-From`, the sha256 of its changed lines): when that
-one changes, a person has to carry the change over.
+sources of the line are made. A patch in the line names in its header the patch of the
+pin that it was adapted from (`Adapted-From`, the sha256 of its changed lines): when
+that one changes, a person has to carry the change over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADAPTED_FROM = "Adapted-From"
 
 @dataclass(frozen=True)
 class Line:
-    """One folder below lines/: upstream.toml, and patches/PACKAGE/ for what differs."""
+    """One folder below lines/: upstream.toml, and the patches that differ."""
 
     folder: Path
 
@@ -55,13 +55,13 @@ def all_lines(paths: Paths) -> list[Line]:
 
 
 def find_line(paths: Paths, name: str) -> Line:
-    known = {line.name: line for line in all_lines(paths)}
-    if name not in known:
+    lines = {line.name: line for line in all_lines(paths)}
+    if name not in lines:
         raise ToolError(
             f"lines/{name}: expected a line, found none; there are "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(lines) or 'none'}"
         )
-    return known[name]
+    return lines[name]
 
 
 def move_all(paths: Paths, lock: Lock, own: Own) -> list[Moved]:
@@ -80,7 +80,7 @@ def move_all(paths: Paths, lock: Lock, own: Own) -> list[Moved]:
 
 def write_line(paths: Paths, line: Line, lock: Lock, moved: Iterable[Moved]) -> None:
     """Write a line from a finished bump, file by file: what is right stays."""
-    texts = {one.package: one.texts for one in moved}
+    texts = {series.package: series.texts for series in moved}
     for key, patch in line.own.items():
         if patch is not None:
             header = f"{ADAPTED_FROM}: {change_sha256(_pinned(paths, *key))}"
@@ -112,13 +112,13 @@ def check_own(paths: Paths, line: Line, unfinished: bool = False) -> None:
     In an `unfinished` line a patch that a person just wrote need not say so.
     """
     for (package, name), patch in line.own.items():
-        wanted = change_sha256(_pinned(paths, package, name))
-        follows = patch.header.get(ADAPTED_FROM) if patch else wanted
-        if follows != wanted and not (unfinished and follows is None):
+        expected = change_sha256(_pinned(paths, package, name))
+        follows = patch.header.get(ADAPTED_FROM) if patch else expected
+        if follows != expected and not (unfinished and follows is None):
             raise ToolError(
                 f"lines/{line.name}/patches/{package}/{name}: expected it to follow "
                 f"patches/{package}/{name}, found that the latter changed since; carry "
-                f"that change over and write the field {ADAPTED_FROM}: {wanted}"
+                f"that change over and write the field {ADAPTED_FROM}: {expected}"
             )
 
 

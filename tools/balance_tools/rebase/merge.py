@@ -59,13 +59,13 @@ Merged = dict[tuple[str, str], list[str]]
 def write_merged(undecided: Iterable[Undecided], folder: Path) -> Merged:
     remove_tree(folder)
     merged: Merged = {}
-    for one in undecided:
-        content, conflicts = one.merged()
-        path = folder / one.patch / one.path
+    for file in undecided:
+        content, conflicts = file.merged()
+        path = folder / file.patch / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        merged.setdefault((one.package, one.patch), []).append(
-            f"{path}: the file of {one.releases[1]} merged with this patch by git, "
+        merged.setdefault((file.package, file.patch), []).append(
+            f"{path}: the file of {file.releases[1]} merged with this patch by git, "
             f"conflicts marked: {conflicts}"
         )
     return merged

@@ -51,7 +51,7 @@ class Moved:
     @property
     def status(self) -> PatchStatus:
         """The worst status; a patch that is left out does not count."""
-        return worst(one.status for one in self.results if not one.dropped)
+        return worst(result.status for result in self.results if not result.dropped)
 
     def write(self, folder: Path) -> None:
         remove_tree(folder)
@@ -86,17 +86,17 @@ def move_series(
     undecided: list[Undecided] = []
     for patch, base, patched in patched_steps(series, old):
         key = (package, patch.name)
-        mine = own.get(key, patch)
+        given = own.get(key, patch)
         fixed = is_fixed(patch, version)
-        if mine is None or fixed:
-            why = f"fixed in {patch.header.get('Fixed-In')}" if fixed else "by a person"
-            left_out = (f"left out: {why}",)
+        if given is None or fixed:
+            by = f"fixed in {patch.header.get('Fixed-In')}" if fixed else "by a person"
+            left_out = (f"left out: {by}",)
             results.append(
                 PatchResult(*key, PatchStatus.UNTOUCHED, (), left_out, dropped=True)
             )
             continue
-        upstream = {file.path: _read(new, now, file.path) for file in mine.files}
-        if mine is patch:
+        upstream = {file.path: _read(new, now, file.path) for file in given.files}
+        if given is patch:
             verdicts = [
                 decide(path, base[path], patched[path], content, new.name)
                 for path, content in upstream.items()
@@ -117,15 +117,15 @@ def move_series(
                 if content is not None and verdict.status in NO_CLEAR_PLACE
             ]
         else:
-            verdicts = [_apply(file, upstream[file.path], mine) for file in mine.files]
-        files = {one.path: one.content for one in verdicts if one.content is not None}
+            verdicts = [_apply(f, upstream[f.path], given) for f in given.files]
+        files = {v.path: v.content for v in verdicts if v.content is not None}
         before = {path: content or b"" for path, content in upstream.items()}
         texts[patch.name] = raw = patch_text(patch, before, files)
         now |= files
-        hooks = tuple(hook for one in verdicts for hook in one.hooks)
-        notes = tuple(note for one in verdicts for note in one.notes)
-        status = worst(one.status for one in verdicts)
-        if mine is patch and not status.needs_human:
+        hooks = tuple(hook for verdict in verdicts for hook in verdict.hooks)
+        notes = tuple(note for verdict in verdicts for note in verdict.notes)
+        status = worst(verdict.status for verdict in verdicts)
+        if given is patch and not status.needs_human:
             status = _how_much(patch, raw)
         results.append(PatchResult(*key, status, hooks, notes))
     return Moved(
@@ -139,9 +139,9 @@ def _read(tree: Path, now: Files, path: str) -> bytes | None:
     return (tree / path).read_bytes()
 
 
-def _apply(file: FilePatch, upstream: bytes | None, mine: Patch) -> FileVerdict:
+def _apply(file: FilePatch, upstream: bytes | None, patch: Patch) -> FileVerdict:
     try:
-        content = apply_to_bytes(file, upstream, f"{mine.name} of the line")
+        content = apply_to_bytes(file, upstream, f"{patch.name} of the line")
     except ToolError as error:
         note = str(error).partition(";")[0]
         return FileVerdict(file.path, upstream, PatchStatus.CONFLICT, notes=(note,))

@@ -21,14 +21,14 @@ from balance_tools.upstream.lock import Artifact, load_lock
 from balance_tools.upstream.resolve import all_links, artifact_of_link
 
 
-def releases(wanted: str) -> list[Artifact]:
+def releases(bounds: str) -> list[Artifact]:
     """Return the sdists of every final release in a range `A..B`, oldest first."""
-    first, _, last = wanted.partition("..")
+    first, _, last = bounds.partition("..")
     try:
         versions = SpecifierSet(f">={first},<={last}", prereleases=False)
     except InvalidSpecifier:
         raise ToolError(
-            f"scan: expected two versions as in 0.13.0..0.33.0, found {wanted!r}"
+            f"scan: expected two versions as in 0.13.0..0.33.0, found {bounds!r}"
         ) from None
     index = Index()
     sdists: dict[Version, Artifact] = {}
@@ -41,11 +41,11 @@ def releases(wanted: str) -> list[Artifact]:
         if link.yanked is None:
             sdists[version] = artifact_of_link(index, link)
         else:
-            why = link.yanked or "no reason given"
-            note = f"note: {PACKAGE} {version} was yanked ({why}); left out"
+            reason = link.yanked or "no reason given"
+            note = f"note: {PACKAGE} {version} was yanked ({reason}); left out"
             print(note, file=sys.stderr)
     if not sdists:
-        raise ToolError(f"scan: no final release with an sdist in {wanted}")
+        raise ToolError(f"scan: no final release with an sdist in {bounds}")
     return [sdists[version] for version in sorted(sdists)]
 
 
@@ -70,7 +70,7 @@ def scan(paths: Paths, artifacts: Sequence[Artifact]) -> dict[str, Judged]:
 def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     pin = load_lock(paths.lock).vllm.version
     placed = [row for row in rows.values() if row.placed]
-    checked = [row for row in placed if not row.wrong]
+    checked = [row for row in placed if not row.misfits]
     lines = [
         f"# The series of {PACKAGE} {pin} on {len(rows)} releases",
         "",
@@ -80,13 +80,13 @@ def scan_markdown(paths: Paths, rows: Mapping[str, Judged]) -> str:
     ]
     cells = []
     for version, row in rows.items():
-        judged = judged_there(paths, version, row.every)
-        is_open = [one for one in judged if one.status is Status.OPEN]
+        judged = judged_there(paths, version, row.moves)
+        is_open = [advisory for advisory in judged if advisory.status is Status.OPEN]
         cells.append((version, row.status.label, len(is_open)))
     lines += table(("release", "status", "open advisories"), cells)
     lines += ["", "## What a person must decide", ""]
     for version, row in rows.items():
         for patch in row.results:
-            lines += [f"- {version}, {patch.name}: {why}" for why in patch.reasons]
-        lines += [f"- {version}: {finding}" for finding in row.wrong]
+            lines += [f"- {version}, {patch.name}: {text}" for text in patch.reasons]
+        lines += [f"- {version}: {finding}" for finding in row.misfits]
     return "\n".join(lines) + "\n"

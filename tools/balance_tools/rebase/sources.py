@@ -28,9 +28,9 @@ def pristine_tree(artifact: Artifact, paths: Paths, package: str) -> Path:
 
 
 def by_version(lock: Lock, vllm: str, ascend: str | None) -> Lock:
-    wanted, new = (vllm, ascend or lock.vllm_ascend.version), lock
-    if wanted != (lock.vllm.version, lock.vllm_ascend.version):
-        new = resolve(*wanted, Index())
+    versions, new = (vllm, ascend or lock.vllm_ascend.version), lock
+    if versions != (lock.vllm.version, lock.vllm_ascend.version):
+        new = resolve(*versions, Index())
     return new if ascend else replace(lock, vllm=new.vllm)
 
 

@@ -108,10 +108,10 @@ def apply_to_bytes(file: FilePatch, old: bytes | None, where: str) -> bytes:
         for index, expected in enumerate(hunk.source, start):
             line = lines[index] if index < len(lines) else None
             if line != expected:
-                seen = "the end of the file" if line is None else repr(_text(line))
+                text = "the end of the file" if line is None else repr(_text(line))
                 raise ToolError(
                     f"{where}, hunk {number}, line {index + 1}: expected "
-                    f"{_text(expected)!r}, found {seen}; this is not the tree that the "
+                    f"{_text(expected)!r}, found {text}; this is not the tree that the "
                     "series was made for, rebase it with tools/rebase.sh"
                 )
         result += lines[position:start]

@@ -71,13 +71,13 @@ def lint_patch(patch: Patch, where: str) -> Iterator[str]:
 
 
 def lint_limits(series: Series, limits: Limits) -> Iterator[str]:
-    for tag, most in limits.items():
+    for tag, limit in limits.items():
         free = SECURITY if tag == ADDED else ()
         count = sum(p.count(tag) for p in series.patches if not p.name.startswith(free))
-        if count > most:
+        if count > limit:
             verb = "adds" if tag == ADDED else "removes"
             yield (
-                f"{series.directory}: {verb} {count} lines, at most {most} are "
+                f"{series.directory}: {verb} {count} lines, at most {limit} are "
                 "allowed; move logic into files of ours"
             )
 

@@ -48,7 +48,7 @@ class Header:
         """
         values = self.fields.get_all("Relies-On", [])
         symbols = (re.match(r"(\S+)((?: \| \S+)*)", value) for value in values)
-        return tuple(tuple(one[0].split(" | ")) for one in symbols if one)
+        return tuple(tuple(match[0].split(" | ")) for match in symbols if match)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Patch:
     files: tuple[FilePatch, ...]
 
     def count(self, tag: str) -> int:
-        return sum(each == tag for _, each, _ in self.changes)
+        return sum(change == tag for _, change, _ in self.changes)
 
     @property
     def changes(self) -> tuple[tuple[str, str, bytes], ...]:
@@ -110,8 +110,8 @@ def parse_patch(name: str, raw: bytes) -> Patch:
     start = body.start() if body else len(raw)
     # latin-1 maps every byte to one character and back: content stays exact. Only
     # LF ends a line; str.splitlines would also split at a lone CR.
-    *lines, rest = raw[start:].decode("latin-1").split("\n")
-    if rest:
+    *lines, unended = raw[start:].decode("latin-1").split("\n")
+    if unended:
         raise ToolError(f"{name}: the last line has no line end; refresh the patch")
     try:
         parsed = PatchSet([f"{line}\n" for line in lines])

@@ -125,11 +125,11 @@ def _artifact(entry: Any, where: str) -> Artifact:
     try:
         file = Artifact(**entry)
         release = (file.project, Version(file.version))
-        right = release_of(file.filename) == release and isinstance(file.size, int)
-        right &= file.size > 0 and bool(re.fullmatch(r"[0-9a-f]{64}", file.sha256))
+        is_right = release_of(file.filename) == release and isinstance(file.size, int)
+        is_right &= file.size > 0 and bool(re.fullmatch(r"[0-9a-f]{64}", file.sha256))
     except (TypeError, InvalidVersion):
-        right = False
-    if not right:
+        is_right = False
+    if not is_right:
         names = ", ".join(field.name for field in fields(Artifact))
         raise ToolError(
             f"{where}: expected {names} of one file, found {entry!r}; restore the lock "

@@ -1,4 +1,4 @@
-"""Where pip is configured to look for files, and how: what `pip config list` says."""
+"""Pip's sources of files and its network options, from `pip config list`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def without_secrets(location: str) -> str:
 
 @dataclass(frozen=True)
 class PipSettings:
-    """What pip's files and its PIP_* variables tell `pip download`."""
+    """The options that `pip download` takes from pip's files and PIP_* variables."""
 
     options: Mapping[str, str]
     """The values of pip's options, by their long names."""
@@ -54,13 +54,13 @@ class PipSettings:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        wanted = {"find-links": self.options.get("find-links", "")}
+        locations = {"find-links": self.options.get("find-links", "")}
         if self.options.get("no-index", "0").lower() in {"0", "false", "no", "off"}:
-            wanted["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
-            wanted["extra-index-url"] = self.options.get("extra-index-url", "")
+            locations["index-url"] = self.options.get("index-url", PYPI_SIMPLE_ENDPOINT)
+            locations["extra-index-url"] = self.options.get("extra-index-url", "")
         return tuple(
             Source(setting, location)
-            for setting, text in wanted.items()
+            for setting, text in locations.items()
             for location in text.split()
         )
 

@@ -21,13 +21,13 @@ BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def ensure_pristine(artifact: Artifact, paths: Paths) -> Path:
-    """The folder with an sdist's files, unpacked again when it is not as it was."""
+    """The folder with an sdist's files, unpacked again if a file changed."""
     folder = paths.unpacked(artifact.project, artifact.version)
     stamp = paths.unpacked_manifest(folder)
     inputs = {"sdist": artifact.sha256}
     with exclusive(folder.with_name(f".{folder.name}.lock")):
-        known = Manifest.read(stamp)
-        if known.inputs != inputs or not known.describes(folder):
+        manifest = Manifest.read(stamp)
+        if manifest.inputs != inputs or not manifest.describes(folder):
             archive = fetch(artifact, paths)
             stamp.unlink(missing_ok=True)
             remove_tree(folder)

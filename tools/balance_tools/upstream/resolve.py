@@ -21,16 +21,16 @@ def resolve(vllm: str, ascend: str, index: Index) -> Lock:
     The kernel wheels are those of `ascend` itself or else of the release that it is a
     post-release of; when neither has any, the lock has no kernels.
     """
-    of_vllm, wanted = _version("vllm", vllm), _version("vllm-ascend", ascend)
+    of_vllm, of_ascend = _version("vllm", vllm), _version("vllm-ascend", ascend)
     vllm_links = all_links(index, "vllm")
     ascend_links = all_links(index, "vllm-ascend")
     sources = Lock(
         vllm=_sdist(index, vllm_links, "vllm", of_vllm),
-        vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", wanted),
+        vllm_ascend=_sdist(index, ascend_links, "vllm-ascend", of_ascend),
     )
     ends = tuple(f"_{arch}.whl" for arch in ARCHITECTURES)
     wheels = [link for link in ascend_links if link.filename.endswith(ends)]
-    for version in (wanted, Version(wanted.base_version)):
+    for version in (of_ascend, Version(of_ascend.base_version)):
         fit = [link for link in wheels if link.release[1] == version]
         if fit:
             fit.sort(key=lambda link: link.filename)

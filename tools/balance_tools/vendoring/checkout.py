@@ -28,7 +28,7 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
     each package, to its patches/; None is no patches.
     """
     refuse_missing(paths.root)
-    other = Paths(folder)
+    checkout = Paths(folder)
     names = [
         name
         for name in listed_by_git(paths.root)
@@ -48,20 +48,20 @@ def make_checkout(paths: Paths, folder: Path, lock: Path, series: Path | None) -
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(paths.root / name, folder / name)
-    shutil.copyfile(lock, other.lock)
-    if load_lock(other.lock).vllm.version != load_lock(paths.lock).vllm.version:
+    shutil.copyfile(lock, checkout.lock)
+    if load_lock(checkout.lock).vllm.version != load_lock(paths.lock).vllm.version:
         (folder / "tests" / "constraints.txt").write_text(NO_CONSTRAINTS)
-    remove_tree(other.root / "patches")
-    for package in load_lock(other.lock).packages:
+    remove_tree(checkout.root / "patches")
+    for package in load_lock(checkout.lock).packages:
         if series is not None:
-            shutil.copytree(series / package, other.patches(package))
+            shutil.copytree(series / package, checkout.patches(package))
         else:
-            other.patches(package).mkdir(parents=True)
-            (other.patches(package) / SERIES).touch()
+            checkout.patches(package).mkdir(parents=True)
+            (checkout.patches(package) / SERIES).touch()
     for shared in (paths.cache, paths.pristine):
         shared.mkdir(parents=True, exist_ok=True)
-        link = other.build / shared.name
+        link = checkout.build / shared.name
         if not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(shared.resolve(), link.parent.resolve()))
-    return other
+    return checkout

@@ -54,9 +54,10 @@ class Package:
 
     @property
     def is_current(self) -> bool:
-        known, tree = self.manifest, self.tree
-        return known.inputs == self.inputs and not (
-            known.missing(tree) or known.changed(tree) or self.tracked & {*known.files}
+        manifest, tree = self.manifest, self.tree
+        return manifest.inputs == self.inputs and not (
+            any(files(tree) for files in (manifest.missing, manifest.changed))
+            or self.tracked & {*manifest.files}
         )
 
 
@@ -89,7 +90,7 @@ def vendor(
     refuse_missing(paths.root)
     with exclusive(paths.vendor_lock):
         packages = [look(paths, lock, name) for name in names]
-        return [_materialise(paths, one, discard_edits) for one in packages]
+        return [_materialise(paths, package, discard_edits) for package in packages]
 
 
 def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
@@ -108,10 +109,10 @@ def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
         if path.startswith(f"{name}/")
     }
     files |= {path: hashlib.sha256(text).hexdigest() for path, text in patched.items()}
-    ours = _refuse_losses(package, files, discard_edits)
+    own_files = _refuse_losses(package, files, discard_edits)
     # Without inputs a tree is not complete: whatever is listed will be replaced.
     tree.mkdir(exist_ok=True)
-    stale = package.manifest.files.keys() - files.keys() - {*ours}
+    stale = package.manifest.files.keys() - files.keys() - {*own_files}
     Manifest({}, {**package.manifest.files, **files}).write(tree / MANIFEST_NAME)
     for path in stale:
         (tree / path).unlink(missing_ok=True)
@@ -130,7 +131,7 @@ def _materialise(paths: Paths, package: Package, discard_edits: bool) -> str:
     Manifest(package.inputs, files).write(tree / MANIFEST_NAME)
     return (
         f"{package.label}: {len(files)} files, {len(package.series.patches)} patches, "
-        f"{len(ours)} files of ours, {time.monotonic() - start:.1f} s"
+        f"{len(own_files)} files of ours, {time.monotonic() - start:.1f} s"
     )
 
 
@@ -139,8 +140,8 @@ def _refuse_losses(
 ) -> list[str]:
     """Refuse to lose anything to the new tree; returns the files of ours.
 
-    A file that holds what the new tree holds is in nobody's way: so it is after an
-    edit went into a patch, or when the manifest was lost.
+    A file whose content is that of the new tree is accepted, as after an edit went into
+    a patch, or when the manifest was lost.
     """
     if tracked := sorted(package.tracked & files.keys()):
         raise ToolError(
@@ -150,13 +151,13 @@ def _refuse_losses(
         )
     tree, before = package.tree, package.manifest
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-    ours, lost = [], []
+    own_files, lost = [], []
     for path in files_of_ours(tree, package.tracked):
         parents = {str(parent) for parent in PurePosixPath(path).parents}
         if path in folders or parents & files.keys():
             lost.append(path)
         elif path not in files:
-            ours.append(path)
+            own_files.append(path)
         elif content_sha256(tree / path) != files[path]:
             lost.append(path)
     if before.inputs and not discard_edits:
@@ -169,7 +170,7 @@ def _refuse_losses(
             f"into a patch of patches/{package.name} or drop it with --discard-edits, "
             "and move a file of yours away"
         )
-    return ours
+    return own_files
 
 
 def _named(package: Package, paths: Sequence[str]) -> str:

@@ -40,13 +40,13 @@ def run_file(
     command += ["-p", "no:cacheprovider", f"--basetemp={log.with_suffix('.tmp')}"]
     command += [word for name in setup.plugins for word in ("-p", name)]
     # PYTHONSAFEPATH: the folder holds source trees, the wheel is what is tested.
-    ours = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
+    variables = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
     try:
         with log.open("w") as output:
             subprocess.run(
                 command,
                 cwd=setup.root,
-                env={**os.environ, **ours, **setup.environment},
+                env={**os.environ, **variables, **setup.environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=seconds,

@@ -98,9 +98,9 @@ def newly_failing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
     if PASSED not in results[PLAIN].values():
         failing.append("no test of upstream's passes without the patches")
     for name, result in results[PLAIN].items():
-        for setup, other in results.items():
-            if result == PASSED and other.get(name) != PASSED:
-                failing.append(f"{name}: {other.get(name, 'not run')} ({setup})")
+        for setup, outcomes in results.items():
+            if result == PASSED and outcomes.get(name) != PASSED:
+                failing.append(f"{name}: {outcomes.get(name, 'not run')} ({setup})")
     return failing
 
 

@@ -47,13 +47,13 @@ def verify(candidate: Candidate) -> str:
     """Verify a series, all of it, and return a report of a line for each setup."""
     with exclusive(candidate.folder / ".lock"):
         results = _run_all(candidate)
-    ours = results.pop(OURS)
+    engine = results.pop(OURS)
     failing = [
         f"{name}: {result} (our engine tests)"
-        for name, result in ours.items()
+        for name, result in engine.items()
         if result == FAILED
     ]
-    if PASSED not in ours.values():
+    if PASSED not in engine.values():
         failing.append("no engine test of ours passes")
     failing += upstream.newly_failing(results)
     if failing:
@@ -75,10 +75,11 @@ def _run_all(candidate: Candidate) -> dict[str, Results]:
     for line in vendor(patched, load_lock(patched.lock), [PLUGIN]):
         print(line, file=sys.stderr)
     wheels = [build_wheel(root, Choice(), root.dist) for root in (patched, plain)]
-    ours = Setup(OURS, _python(patched, wheels[0]), patched.root)
+    setup = Setup(OURS, _python(patched, wheels[0]), patched.root)
     paths = sorted((patched.root / ENGINE_TESTS).rglob("test_*.py"))
     files = [path.relative_to(patched.root).as_posix() for path in paths]
-    return {OURS: _run(candidate, ours, files), **_upstream(candidate, patched, wheels)}
+    engine = _run(candidate, setup, files)
+    return {OURS: engine, **_upstream(candidate, patched, wheels)}
 
 
 def _python(root: Paths, wheel: Path) -> Path:

@@ -76,10 +76,10 @@ def build_wheels(paths: Paths, choices: Sequence[Choice], out: Path) -> list[Pat
             ThreadPoolExecutor(usable_cores()) as pool,
         ):
             built = []
-            for made in pool.map(partial(_run_build, paths), choices):
-                with replacing(out / made.name) as part:
-                    shutil.move(made, part)
-                built.append(out / made.name)
+            for wheel in pool.map(partial(_run_build, paths), choices):
+                with replacing(out / wheel.name) as part:
+                    shutil.move(wheel, part)
+                built.append(out / wheel.name)
                 report(len(built))
     return built
 
@@ -93,8 +93,8 @@ def _run_build(paths: Paths, choice: Choice) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += ["--outdir", str(out), str(paths.root)]
     # What would have setuptools take another distutils, which writes other metadata.
-    own = {k: v for k, v in os.environ.items() if not k.startswith("SETUPTOOLS_")}
-    status = to_log(command, log, env=own | choice.environment())
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SETUPTOOLS_")}
+    status = to_log(command, log, env=clean | choice.environment())
     if status != 0:
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("error: "):

@@ -1,4 +1,4 @@
-"""What a wheel says about its own making: vllm_balance/build.json."""
+"""The build record of a wheel: vllm_balance/build.json."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
         hooks=hooks(plan, wheel_root),
         lock=(root / LOCK).read_text(encoding="utf-8"),
         advisories={
-            each.advisory.id: {
-                "cve": each.advisory.cve,
-                "severity": each.advisory.severity,
-                "status": each.status.value,
-                "detail": each.detail,
+            judged.advisory.id: {
+                "cve": judged.advisory.cve,
+                "severity": judged.advisory.severity,
+                "status": judged.status.value,
+                "detail": judged.detail,
             }
-            for each in plan.judged
+            for judged in plan.judged
         },
         advisories_as_of=plan.advisories.as_of.isoformat(),
     )
@@ -62,9 +62,9 @@ def build_record(plan: WheelPlan, wheel_root: Path) -> str:
 def source_state(root: Path) -> tuple[str | None, bool | None]:
     """The commit, and whether the sources differ from it; None where git cannot say.
 
-    A file that git neither tracks nor ignores is a change. What hides a change from
-    `git status` on this machine hides nothing here: flags of the index, filters, and
-    rules to ignore files that are not those of the repository.
+    A file that git neither tracks nor ignores is a change. Settings of this machine
+    that hide a change from `git status` have no effect here: flags of the index,
+    filters, and ignore rules outside the repository.
     """
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None, None
@@ -76,15 +76,15 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
     # in the record are what identifies the sources.
     if head.status or changes.status or others.status:
         return None, None
-    is_told = changes.text.strip() or others.text.strip()
-    return head.text.strip(), bool(is_told or edited(root))
+    is_changed = changes.text.strip() or others.text.strip()
+    return head.text.strip(), bool(is_changed or edited(root))
 
 
 def own_files(plan: WheelPlan, wheel_root: Path) -> list[str]:
     names = [f"{OURS}/{path}" for path in walk(wheel_root / OURS)]
     for package in plan.target.packages:
-        ours = files_of_ours(plan.paths.vendored(package))
-        names += [f"{package}/{path}" for path in ours]
+        paths = files_of_ours(plan.paths.vendored(package))
+        names += [f"{package}/{path}" for path in paths]
     return sorted(name for name in names if (wheel_root / name).is_file())
 
 
@@ -100,13 +100,13 @@ def hooks(plan: WheelPlan, wheel_root: Path) -> dict[str, str]:
     return dict(sorted(lines.items()))
 
 
-def _first_new_line(ours: Path, upstream: Path) -> str:
+def _first_new_line(patched: Path, upstream: Path) -> str:
     text = upstream.read_text(encoding="utf-8")
-    for line in map(str.strip, ours.read_text(encoding="utf-8").splitlines()):
+    for line in map(str.strip, patched.read_text(encoding="utf-8").splitlines()):
         if line not in text:
             return line
     raise ToolError(
-        f"{ours.name}: expected its patch to add a line that upstream lacks, found "
+        f"{patched.name}: expected its patch to add a line that upstream lacks, found "
         "none; the server could not tell it from a stock one, so make the hook unlike "
         "upstream's lines"
     )

@@ -37,9 +37,9 @@ def write_dist_infos(plan: WheelPlan, folder: Path) -> None:
     Ours stays visible where a stock vllm or vllm-ascend hides the others. The plugin's
     is as upstream declares it, with our version and one requirement.
     """
-    whole = f"{plan.settings.name} {plan.version}"
+    wheel = f"{plan.settings.name} {plan.version}"
     message = _metadata(plan, GUARD, plan.version)
-    message.add_header("Summary", f"Part of {whole}: what was built, intact?")
+    message.add_header("Summary", f"Part of {wheel}: what was built, intact?")
     message.set_payload(f"To uninstall all of it: pip uninstall {plan.settings.name}\n")
     _write(plan, folder, OURS, message, plan.settings.guard_entry_points)
     if plan.has_plugin:
@@ -48,7 +48,7 @@ def write_dist_infos(plan: WheelPlan, folder: Path) -> None:
         for header in KEPT_HEADERS:
             for value in values_of(upstream, header):
                 message.add_header(header, value)
-        message.set_payload(f"Part of {whole}, which carries this plugin.\n")
+        message.set_payload(f"Part of {wheel}, which carries this plugin.\n")
         _write(plan, folder, PLUGIN, message, entry_points_of(upstream))
 
 

@@ -41,7 +41,7 @@ from balance_tools.series.fixed import patched_in
 from balance_tools.upstream.lock import Lock, load_lock
 from balance_tools.wheel.requirements import (
     REQUIREMENT_FILES,
-    Wanted,
+    Sourced,
     parse_requirement,
     read_requirements,
     reconcile,
@@ -110,7 +110,7 @@ class WheelPlan:
 
     @property
     def distributions(self) -> dict[str, str]:
-        """What importlib.metadata will see: name to version, the wheel's own first."""
+        """Distributions for importlib.metadata: name to version, the wheel first."""
         versions = {self.settings.name: self.version, GUARD: self.version}
         if self.has_plugin:
             versions[self.upstreams[PLUGIN].name] = self.version_of(PLUGIN)
@@ -124,8 +124,8 @@ class WheelPlan:
     def tag(self) -> tuple[str, str, str]:
         """Python, ABI and platform tag; those of the kernel wheel where there is one.
 
-        Kernels from source are for this machine: nobody has checked which older
-        systems they would load on.
+        Kernels from source are for this machine: on which older systems they
+        would load was not checked.
         """
         if self.choice.from_source:
             return (self.choice.python, self.choice.python, f"linux_{self.choice.arch}")
@@ -142,16 +142,16 @@ class WheelPlan:
 
     @property
     def classifiers(self) -> list[str]:
-        kept, allowed = [], SpecifierSet(self.python_requires)
+        classifiers, allowed = [], SpecifierSet(self.python_requires)
         for line in values_of(self.upstreams[self.target.packages[0]], "Classifier"):
             python = re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
             if python is None or python[1] in allowed:
-                kept.append(line)
-        return kept
+                classifiers.append(line)
+        return classifiers
 
     @property
     def entry_points(self) -> EntryPoints:
-        """Those of the first dist-info: all, for the others may be removed."""
+        """All entry points, for the first dist-info: the others may be removed."""
         parts = [entry_points_of(self.upstreams[p]) for p in self.target.packages]
         parts += [self.target.entry_points, self.settings.guard_entry_points]
         return merge_entry_points(*parts)
@@ -207,13 +207,13 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
                 f"{tree}: expected upstream's sources of this lock and patch series, "
                 "found none or those of another; run `make vendor`"
             )
-        if wrong := manifest.missing(tree) or manifest.changed(tree):
+        if edited := manifest.missing(tree) or manifest.changed(tree):
             raise ToolError(
-                f"{tree / wrong[0]}: expected what `make vendor` wrote, found it "
+                f"{tree / edited[0]}: expected what `make vendor` wrote, found it "
                 "missing or edited; refresh the edit into a patch, or run `make vendor`"
             )
-        ours = [f"{package}/{path}" for path in files_of_ours(tree)]
-        if strays := sorted(ignored_in(paths.root, ours)):
+        own_files = [f"{package}/{path}" for path in files_of_ours(tree)]
+        if strays := sorted(ignored_in(paths.root, own_files)):
             raise ToolError(
                 f"{paths.root / strays[0]}: expected only upstream's files and ours, "
                 "found one that .gitignore leaves out; remove it, or give it a line "
@@ -222,7 +222,7 @@ def check_trees(paths: Paths, lock: Lock, packages: Sequence[str]) -> None:
 
 
 def check_pair(lock: Lock) -> None:
-    vllm, plugin = (Version(one.version) for one in (lock.vllm, lock.vllm_ascend))
+    vllm, plugin = (Version(a.version) for a in (lock.vllm, lock.vllm_ascend))
     if vllm.release[:2] != plugin.release[:2]:
         raise ToolError(
             f"{LOCK_NAME}: expected a vllm-ascend for vllm {vllm}, found {plugin}; "
@@ -231,7 +231,7 @@ def check_pair(lock: Lock) -> None:
 
 
 def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
-    if shutil.which("git"):  # without it nobody knows what is tracked
+    if shutil.which("git"):  # without git the tracked files are unknown
         refuse_missing(paths.root)
     settings = load_settings(paths.root / SETTINGS_NAME)
     lock = load_lock(paths.lock)
@@ -248,11 +248,11 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         package: upstream_metadata(folder, package)
         for package, folder in pristine.items()
     }
-    wanted: list[Wanted] = []
+    requirements: list[Sourced] = []
     for package, folder in pristine.items():
         name = REQUIREMENT_FILES[package]
-        wanted += read_requirements(folder / name, f"{package} {name}")
-    wanted += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
+        requirements += read_requirements(folder / name, f"{package} {name}")
+    requirements += [parse_requirement(line, SETTINGS_NAME) for line in target.requires]
     return WheelPlan(
         paths=paths,
         choice=choice,
@@ -260,7 +260,7 @@ def make_plan(paths: Paths, choice: Choice) -> WheelPlan:
         target=target,
         lock=lock,
         upstreams=upstreams,
-        requirements=tuple(reconcile(wanted, target.drops)),
+        requirements=tuple(reconcile(requirements, target.drops)),
         licences=licence_files(paths.root, pristine),
         kernels=stage_of(paths, lock, choice, target.device_type),
         advisories=load_advisories(paths.root / TABLE_NAME),

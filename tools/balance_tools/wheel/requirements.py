@@ -1,7 +1,7 @@
 """One requirement list from the lists of several upstreams.
 
-Two lines about one package are both kept in force: their specifiers are joined, so a
-version must please both. Where none can, the build stops and names both sides.
+The specifiers of two lines about one package are joined, so a version must satisfy
+both. Where none can, the build stops and names both sides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REQUIREMENT_FILES = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Sourced:
     source: str
     requirement: Requirement
 
@@ -34,16 +34,16 @@ class Wanted:
         return canonicalize_name(self.requirement.name)
 
 
-def read_requirements(path: Path, source: str) -> list[Wanted]:
+def read_requirements(path: Path, source: str) -> list[Sourced]:
     """Read a requirements file of plain lines, without options such as `-r`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     stripped = (line.partition("#")[0].strip() for line in lines)
     return [parse_requirement(line, source) for line in stripped if line]
 
 
-def parse_requirement(line: str, source: str) -> Wanted:
+def parse_requirement(line: str, source: str) -> Sourced:
     try:
-        return Wanted(source, Requirement(line))
+        return Sourced(source, Requirement(line))
     except InvalidRequirement as error:
         raise ToolError(
             f"{source}: expected a requirement, found {line!r} ({error}); the tools "
@@ -51,10 +51,10 @@ def parse_requirement(line: str, source: str) -> Wanted:
         ) from error
 
 
-def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
-    groups: dict[str, list[Wanted]] = {}
-    for want in wanted:
-        groups.setdefault(want.name, []).append(want)
+def reconcile(requirements: Iterable[Sourced], drops: Iterable[str]) -> list[str]:
+    groups: dict[str, list[Sourced]] = {}
+    for sourced in requirements:
+        groups.setdefault(sourced.name, []).append(sourced)
     dropped: set[str] = {canonicalize_name(name) for name in drops}
     if idle := dropped - groups.keys():
         raise ToolError(
@@ -66,8 +66,8 @@ def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
         if name in dropped:
             continue
         joined = SpecifierSet()
-        for want in group:
-            joined &= want.requirement.specifier
+        for sourced in group:
+            joined &= sourced.requirement.specifier
         if joined.is_unsatisfiable():
             sides = " against ".join(f"'{w.requirement}' of {w.source}" for w in group)
             raise ToolError(
@@ -79,12 +79,12 @@ def reconcile(wanted: Iterable[Wanted], drops: Iterable[str]) -> list[str]:
     return lines
 
 
-def _merge(group: Sequence[Wanted]) -> list[str]:
+def _merge(group: Sequence[Sourced]) -> list[str]:
     merged: dict[str, Requirement] = {}
-    for want in group:
-        marker = want.requirement.marker
-        line = merged.setdefault(str(marker or ""), Requirement(want.name))
+    for sourced in group:
+        marker = sourced.requirement.marker
+        line = merged.setdefault(str(marker or ""), Requirement(sourced.name))
         line.marker = marker
-        line.extras |= want.requirement.extras
-        line.specifier &= want.requirement.specifier
+        line.extras |= sourced.requirement.extras
+        line.specifier &= sourced.requirement.specifier
     return [str(merged[marker]) for marker in sorted(merged)]

@@ -36,30 +36,29 @@ SOURCE = "GitHub Advisories"
 def documents_of(plan: WheelPlan) -> dict[str, str]:
     """By file name the text of each.
 
-    The VEX is a document of its own, for scanners take it apart from the bill; it names
-    what it is about by the bill's serial number. Those that take OpenVEX know the wheel
-    by its purl.
+    The VEX is a separate document, because scanners take it apart from the bill; it
+    refers to the bill by its serial number. OpenVEX refers to the wheel by its purl.
     """
     address = purl(plan.settings.name, plan.version)
     as_of = f"{plan.advisories.as_of}T00:00:00Z"
-    whole = _component(plan.settings.name, plan.version, plan.target.license)
-    whole |= {"bom-ref": "wheel", "description": plan.settings.summary}
+    wheel = _component(plan.settings.name, plan.version, plan.target.license)
+    wheel |= {"bom-ref": "wheel", "description": plan.settings.summary}
     parts = [_upstream(plan, package) for package in plan.target.packages]
     parts.append(_component(GUARD, plan.version, OURS_LICENCE))
     refs = [part["bom-ref"] for part in parts]
     bill = _cyclone_dx(
-        metadata={"component": whole},
+        metadata={"component": wheel},
         components=parts,
         dependencies=[{"ref": "wheel", "dependsOn": refs}],
     )
     serial = bill["serialNumber"].replace("urn:uuid:", "urn:cdx:")
     target = {"ref": f"{serial}/{bill['version']}#{quote(address, safe='')}"}
     vulnerabilities = [
-        _vulnerability(one) | {"affects": [target]} for one in plan.judged
+        _vulnerability(judged) | {"affects": [target]} for judged in plan.judged
     ]
     vex = _cyclone_dx(metadata={"timestamp": as_of}, vulnerabilities=vulnerabilities)
     products = [{"@id": address}]
-    statements = [_statement(one) | {"products": products} for one in plan.judged]
+    statements = [_statement(judged) | {"products": products} for judged in plan.judged]
     open_vex = {
         "@context": "https://openvex.dev/ns/v0.2.0",
         "@id": f"urn:uuid:{_uuid(statements)}",
@@ -68,8 +67,8 @@ def documents_of(plan: WheelPlan) -> dict[str, str]:
         "version": 1,
         "statements": statements,
     }
-    made = {BILL: bill, VEX: vex, OPEN_VEX: open_vex}
-    return {name: json.dumps(made[name], indent=1) + "\n" for name in made}
+    documents = {BILL: bill, VEX: vex, OPEN_VEX: open_vex}
+    return {name: json.dumps(documents[name], indent=1) + "\n" for name in documents}
 
 
 def purl(name: str, version: str) -> str:
@@ -93,11 +92,11 @@ def _uuid(content: object) -> uuid.UUID:
 
 def _upstream(plan: WheelPlan, package: str) -> Document:
     upstream, sdist = plan.upstreams[package], plan.lock.packages[package]
-    own = (values_of(upstream, "License-Expression") or [plan.target.license])[0]
-    part = _component(sdist.project, plan.version_of(package), own)
+    licence = (values_of(upstream, "License-Expression") or [plan.target.license])[0]
+    part = _component(sdist.project, plan.version_of(package), licence)
     series = load_series(plan.paths.patches(package))
     part["pedigree"] = {
-        "ancestors": [_file(sdist, own)],
+        "ancestors": [_file(sdist, licence)],
         "patches": [_patch(patch) for patch in series.patches],
     }
     for line in values_of(upstream, "Project-URL"):
@@ -105,7 +104,7 @@ def _upstream(plan: WheelPlan, package: str) -> Document:
         if kind == "Homepage":
             part["externalReferences"] = [{"type": "website", "url": url}]
     if package == PLUGIN and plan.kernels and plan.kernels.wheel:
-        part["components"] = [_file(plan.kernels.wheel, own)]
+        part["components"] = [_file(plan.kernels.wheel, licence)]
     return part
 
 
@@ -158,40 +157,40 @@ ABSENT = ("code_not_present", "vulnerable_code_not_present")
 UNUSED = ("code_not_reachable", "vulnerable_code_not_in_execute_path")
 
 
-def _in_words(each: Judged, number: int) -> tuple[Advisory, str, Document, str]:
+def _in_words(judged: Judged, number: int) -> tuple[Advisory, str, Document, str]:
     """An advisory, its state in CycloneDX (0) or OpenVEX (1), why, and more of it."""
-    one, state, why = each.advisory, IN_WORDS[each.status][number], {}
-    if each.status is Status.OPEN and not one.workaround:
+    advisory, state, reason = judged.advisory, IN_WORDS[judged.status][number], {}
+    if judged.status is Status.OPEN and not advisory.workaround:
         state = UNKNOWN[number]
-    if each.status is Status.NOT_AFFECTED:
-        why = {"justification": (ABSENT if one.lacks else UNUSED)[number]}
-    fails = " fails without the patch" * (each.status is Status.FIXED)
-    return one, state, why, each.detail + fails
+    if judged.status is Status.NOT_AFFECTED:
+        reason = {"justification": (ABSENT if advisory.lacks else UNUSED)[number]}
+    fails = " fails without the patch" * (judged.status is Status.FIXED)
+    return advisory, state, reason, judged.detail + fails
 
 
-def _vulnerability(each: Judged) -> Document:
-    one, state, why, detail = _in_words(each, 0)
-    known = state == "exploitable"
-    response = {"response": ["workaround_available"]} if known else {}
+def _vulnerability(judged: Judged) -> Document:
+    advisory, state, reason, detail = _in_words(judged, 0)
+    is_exploitable = state == "exploitable"
+    response = {"response": ["workaround_available"]} if is_exploitable else {}
     return {
-        "bom-ref": one.id,
-        "id": one.cve or one.id,
-        **({} if one.cve else {"source": _source(one.id)}),
-        "references": [{"id": one.id, "source": _source(one.id)}],
-        "ratings": [{"severity": one.severity.split()[0]}],
-        "description": one.what,
-        "analysis": {"state": state, "detail": detail, **why, **response},
-        **({"workaround": one.workaround} if known else {}),
+        "bom-ref": advisory.id,
+        "id": advisory.cve or advisory.id,
+        **({} if advisory.cve else {"source": _source(advisory.id)}),
+        "references": [{"id": advisory.id, "source": _source(advisory.id)}],
+        "ratings": [{"severity": advisory.severity.split()[0]}],
+        "description": advisory.what,
+        "analysis": {"state": state, "detail": detail, **reason, **response},
+        **({"workaround": advisory.workaround} if is_exploitable else {}),
     }
 
 
-def _statement(each: Judged) -> Document:
-    one, status, why, detail = _in_words(each, 1)
-    about = {"@id": ADVISORY.format(one.id), "name": one.cve or one.id}
-    about["description"] = one.what
+def _statement(judged: Judged) -> Document:
+    advisory, status, reason, detail = _in_words(judged, 1)
+    about = {"@id": ADVISORY.format(advisory.id), "name": advisory.cve or advisory.id}
+    about["description"] = advisory.what
     return {
-        "vulnerability": about | ({"aliases": [one.id]} if one.cve else {}),
+        "vulnerability": about | ({"aliases": [advisory.id]} if advisory.cve else {}),
         "status": status,
-        **why,
+        **reason,
         "action_statement" if status == "affected" else "status_notes": detail,
     }

@@ -1,7 +1,7 @@
-"""How setuptools is told what to build; setup.py at the root calls it.
+"""The arguments of setuptools; setup.py at the root calls this.
 
-setuptools copies the packages and writes the metadata. What it cannot do is added when
-the content of the wheel is complete: kernels, further dist-infos, the build record, the
+setuptools copies the packages and writes the metadata. All else is added when the
+content of the wheel is complete: kernels, further dist-infos, the build record, the
 bill of materials, upstream's licences, and modes and times that do not depend on the
 machine.
 """

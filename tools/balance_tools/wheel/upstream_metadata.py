@@ -1,4 +1,4 @@
-"""What an upstream declares about itself, read from the metadata in its sdist.
+"""Upstream's metadata, read from its sdist.
 
 An sdist made by setuptools has an egg-info folder: the computed form of whatever
 pyproject.toml or setup.py say, so neither is run.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""From a request to its rank: API servers, their load balancers, the coordinator."""
+"""Routes requests to ranks: API servers, their load balancers, the coordinator."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from .coordinator import Coordinator
 
 
 class Dispatcher:
-    """Sends requests to ranks with what each API server knows at that time."""
+    """Sends requests to ranks by what each API server knows at that time."""
 
     def __init__(self, ranks: int, load_balancers: Sequence[LoadBalancer]) -> None:
         """Starts without requests; one load balancer for each API server."""
@@ -21,7 +21,7 @@ class Dispatcher:
     def route(
         self, arrived: Sequence[tuple[float, SimRequest]]
     ) -> list[tuple[int, SimRequest]]:
-        """What is sent of what has arrived, with its time, each with its rank."""
+        """Takes arrived requests, with times; returns those sent, with ranks."""
         if self.is_dealt:
             return self._load_balancers[0].deal([request for _, request in arrived])
         routed = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a load balancer knows of the ranks, is told, and is asked."""
+"""The interface of load balancers, and what they know of the ranks."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -29,48 +29,48 @@ FIRST = ApiServer()
 
 @dataclass(frozen=True)
 class Backends:
-    """The ranks, as far as those who send requests to them may know them."""
+    """What a load balancer may know of the ranks."""
 
     ranks: int
     rng: random.Random
-    """For who draws ranks."""
+    """The generator for load balancers that draw ranks."""
     api_servers: int = 1
     slots: int = 1
     """Requests that a rank runs at a time."""
     kv_blocks: int | None = None
-    """Of the KV cache of a rank; None if it never fills."""
+    """Blocks of a rank's KV cache; None if it never fills."""
     cached_tokens: CachedTokens = lambda rank, request: 0
     output_tokens: OutputTokens = lambda request: 0
 
     @property
     def servers(self) -> Sequence[ApiServer]:
-        """The API servers that send to them."""
+        """The API servers."""
         return [ApiServer(index, self.api_servers) for index in range(self.api_servers)]
 
 
 class LoadBalancer:
-    """Chooses ranks; what it does not look at, it is told in vain."""
+    """Chooses ranks; it may ignore the notifications below."""
 
     is_dealt = False
-    """Whether requests wait for it, and it chooses by `deal`."""
+    """Whether requests wait in its queue, from which `deal` takes them."""
 
     def deal(self, arrived: Sequence[SimRequest]) -> list[tuple[int, SimRequest]]:
-        """Once before each step, what is sent then, of what has arrived until now."""
+        """Queues arrived requests; returns those that are sent before the next step."""
         raise NotImplementedError
 
     def choose(self, request: SimRequest) -> int:
-        """Sends a request to the best rank."""
+        """The rank to which a request is sent."""
         raise NotImplementedError
 
     def publish(self, counts: Counts) -> None:
-        """The coordinator's counts arrived."""
+        """Notes new counts of the coordinator."""
 
     def first_token(self, request: SimRequest) -> None:
-        """A request of this front-end got its first token."""
+        """Notes the first token of one of its requests."""
 
     def finished(self, request: SimRequest) -> None:
-        """A request of this front-end ended."""
+        """Notes the end of one of its requests."""
 
 
 MakeBalancers = Callable[[Backends], Sequence[LoadBalancer]]
-"""Makes the load balancer of each API server; a router in front is the same for all."""
+"""Makes each API server's load balancer; a router in front is shared by all."""

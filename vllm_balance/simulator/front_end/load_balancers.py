@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Load balancers of API servers, each of which has its own: where a request is sent.
+"""Load balancers, one in each API server, which choose the rank of each request.
 
-vLLM's see the counts that the coordinator publishes, and their own requests at once.
+vLLM's know the counts that the coordinator publishes, and their own requests at once.
 """
 
 import sys
@@ -33,11 +33,11 @@ from .backends import (
 
 
 class Balancer023(LoadBalancer):
-    """vLLM 0.23: the least of four times waiting plus running, lowest rank first.
+    """vLLM 0.23: the rank with the least 4 * waiting + running, the lowest one first.
 
-    With several API servers the scan starts at another rank in each, and each counts
-    its own request as often as there are servers. What has ended it sees only when the
-    coordinator publishes it.
+    With several API servers each begins the scan at another rank, and counts its own
+    request as many times as there are servers. Ended requests are subtracted only when
+    the coordinator publishes new counts.
     """
 
     def __init__(self, ranks: int, server: ApiServer = FIRST) -> None:
@@ -48,7 +48,7 @@ class Balancer023(LoadBalancer):
         self._running = [0] * ranks
 
     def publish(self, counts: Counts) -> None:
-        """Forgets what was counted locally since the last time."""
+        """Replaces the counts, with all that was added locally."""
         self._waiting = [count.waiting for count in counts]
         self._running = [count.running for count in counts]
 
@@ -61,7 +61,7 @@ class Balancer023(LoadBalancer):
 
 
 class _HostBoard(Board):
-    """One for all API servers of a host, each of which prefers another rank."""
+    """A board that an API server shares with the others of its host."""
 
     def __init__(self, server: ApiServer, rows: Board) -> None:
         self.server, self.servers = server.index, server.count
@@ -69,10 +69,10 @@ class _HostBoard(Board):
 
 
 class Host:
-    """The API servers of a host with balance scheduling's own dispatch.
+    """The API servers of a host, with balance scheduling's dispatch.
 
-    What one of them writes on the board, all know at once; so they are modelled to
-    share it, and what they believe of KV caches.
+    All see at once what one of them writes on the board, so the model shares the board,
+    and the estimates of KV caches.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Host:
 
         Args:
             backends: the ranks.
-            weights: what a rank has to do.
-            knows_prefixes: whether it is kept in mind what ranks have cached.
+            weights: of the kinds of a rank's work.
+            knows_prefixes: whether the ranks' cached prefixes are estimated.
         """
         self.chunks = Chunks()
         self.output_tokens = backends.output_tokens if weights.to_attend else None
-        """None if they do not count."""
+        """None if the weights ignore answers."""
         cache: tuple[int, ...] = ()
         if knows_prefixes:
             blocks = backends.kv_blocks or sys.maxsize
@@ -96,29 +96,31 @@ class Host:
         board = Board()
         self.servers: list[ModelledDispatch] = []
         for server in backends.servers:
-            own = _HostBoard(server, board)
-            dispatch = Dispatch(backends.ranks, backends.slots, weights, own, *cache)
+            host_board = _HostBoard(server, board)
+            dispatch = Dispatch(
+                backends.ranks, backends.slots, weights, host_board, *cache
+            )
             if self.servers:
                 dispatch.memories = self.servers[0].dispatch.memories
             self.servers.append(ModelledDispatch(self, dispatch))
 
     def count_answers(self) -> None:
-        """Counts what has come of all answers, if that counts."""
+        """Counts the tokens of all answers so far, unless the weights ignore them."""
         if self.output_tokens is not None:
-            for each in self.servers:
-                each.count_answers(self.output_tokens)
+            for server in self.servers:
+                server.count_answers(self.output_tokens)
 
 
 class ModelledDispatch(LoadBalancer):
-    """Balance scheduling's own, in one API server."""
+    """Balance scheduling's dispatch in one API server."""
 
     def __init__(self, host: Host, dispatch: Dispatch) -> None:
         self._host, self.dispatch = host, dispatch
         self._passed: dict[SimRequest, int] = {}
-        """Tokens of the answers of requests in flight, as far as they are counted."""
+        """By request in flight the tokens of its answer that were counted."""
 
     def choose(self, request: SimRequest) -> int:
-        """Counts the request at once."""
+        """Chooses a rank, and counts the request there at once."""
         self._host.count_answers()
         keys = self._keys(request) if self.dispatch.chunks else ()
         rank = self.dispatch.choose(keys)
@@ -127,29 +129,28 @@ class ModelledDispatch(LoadBalancer):
         return rank
 
     def count_answers(self, output_tokens: OutputTokens) -> None:
-        """Counts what has come of the answers to its requests."""
-        for each, before in self._passed.items():
-            if (passed := output_tokens(each)) != before:
-                self.dispatch.answered(each.index, passed - before)
-                self._passed[each] = passed
+        """Counts the tokens of its requests' answers so far."""
+        for request, before in self._passed.items():
+            if (passed := output_tokens(request)) != before:
+                self.dispatch.answered(request.index, passed - before)
+                self._passed[request] = passed
 
     def _keys(self, request: SimRequest) -> Keys:
-        """Those of the chunks of the front-end, of which those of a trace are parts."""
+        """The keys of the front-end's chunks; chunks of a trace are parts of these."""
         numbers, size = self._host.chunks.of(request), request.chunk_size
         chunk = self.dispatch.chunk_tokens
-        whole = min(request.prompt_len, len(numbers) * size) // chunk
-        ends = range(chunk, whole * chunk + 1, chunk)
+        count = min(request.prompt_len, len(numbers) * size) // chunk
+        ends = range(chunk, count * chunk + 1, chunk)
         keys = [(numbers[(end - 1) // size], end) for end in ends]
         for memory in self.dispatch.memories if request.has_cached else ():
             memory.used(keys)
         return keys
 
     def first_token(self, request: SimRequest) -> None:
-        """Its prompt need not be computed any more, and what is cached is known."""
+        """Takes the prompt off the rank's work; its cached prefix is known now."""
         self.dispatch.answered(request.index, 0)
 
     def finished(self, request: SimRequest) -> None:
-        """It no longer counts."""
         del self._passed[request]
         self.dispatch.ended(request.index)
 
@@ -165,15 +166,14 @@ LOAD_BALANCERS: Mapping[str, MakeBalancers] = {
     BY_PREFIXES: lambda backends: Host(backends, TO_COMPUTE, True).servers,
     BY_CONTEXT: lambda backends: Host(backends, TO_ATTEND).servers,
 }
-"""Those of this distribution: of vLLM, by its version, and balance scheduling's own."""
+"""By name vLLM's, named by its version, and those of balance scheduling."""
 
 
 def load_balancer_of(name: str, balance_on: bool, decodes_only: bool = False) -> str:
-    """The name of the load balancer, where it may be `AS_SERVED`.
+    """The load balancer that a name stands for, which may be `AS_SERVED`.
 
-    As served it is by context on a decode instance with balance on; on others it is
-    aware of prefixes, which is by tokens where no prompts share them. With balance off
-    it is that of vLLM.
+    As served, a decode instance with balance on goes by context, and others by
+    prefixes, or by tokens where prompts share none. With balance off it is vLLM's.
     """
     if name != AS_SERVED:
         return name

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""All ranks together."""
+"""The engine: all ranks together."""
 
 from collections.abc import Sequence
 
@@ -52,9 +52,9 @@ class Engine:
             UsageError: the KV cache cannot hold the longest request.
         """
         limits.check_longest(max_model_len)
-        each = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._limits = [(limit,) * limits.ranks for limit in each]
-        """By column."""
+        rank_limits = Limits(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._limits = [(limit,) * limits.ranks for limit in rank_limits]
+        """The limits as columns of a snapshot."""
 
         def blocks() -> Blocks:
             if received:
@@ -68,10 +68,10 @@ class Engine:
             for _ in range(limits.ranks)
         ]
         self._now: float | None = None
-        """When rows were exchanged last in the wave."""
+        """When rows were last exchanged in the wave."""
         self._rows: list[Row] = []
         self._columns: list[tuple[int, ...]] = []
-        """Of the last snapshot."""
+        """The columns of the last snapshot."""
 
     @property
     def held(self) -> Sequence[bool]:
@@ -79,7 +79,7 @@ class Engine:
         return [rank.held for rank in self._ranks]
 
     def add(self, rank: int, request: SimRequest) -> None:
-        """Hands a request to a rank."""
+        """Adds a request to a rank."""
         request.rank = rank
         self._ranks[rank].add(request)
 
@@ -92,20 +92,20 @@ class Engine:
         return any(rank.has_work() for rank in self._ranks)
 
     def counts(self) -> Counts:
-        """What the ranks tell the coordinator."""
+        """The counts that the ranks report to the coordinator."""
         return [rank.counts() for rank in self._ranks]
 
     def output_tokens(self, request: SimRequest) -> int:
-        """Tokens of the answer that a request has which is on its way or in a rank."""
+        """Tokens of an unfinished request's answer so far."""
         return self._ranks[request.rank].output_tokens(request)
 
     def calm_steps(self) -> float:
-        """How many steps, from the next on, only let decodes go on."""
+        """How many steps, from the next on, do nothing but decode."""
         until = min([rank.calm_until for rank in self._ranks])
         return until - self._ranks[0].step - 1
 
     def skip(self, steps: int) -> Loads:
-        """Takes calm steps at once; the step after them, if it is one."""
+        """Takes calm steps at once; returns the load of another calm step."""
         decodes, context = zip(*[rank.skip(steps) for rank in self._ranks], strict=True)
         return Loads((0,) * len(decodes), decodes, context)
 
@@ -114,14 +114,14 @@ class Engine:
         return Loads(*zip(*[rank.schedule() for rank in self._ranks], strict=True))
 
     def update(self) -> Outcome:
-        """Ends the step that was scheduled first."""
+        """Ends the oldest scheduled step."""
         first, done, wasted = Outcome([], [])
         for rank in self._ranks:
-            brought = rank.update()
-            if brought is not NOTHING:
-                first.extend(brought.first)
-                done.extend(brought.done)
-                wasted += brought.wasted
+            outcome = rank.update()
+            if outcome is not NOTHING:
+                first.extend(outcome.first)
+                done.extend(outcome.done)
+                wasted += outcome.wasted
         return Outcome(first, done, wasted)
 
     def exchange(self, wave: int, step: int, now: float) -> Snapshot:
@@ -131,9 +131,9 @@ class Engine:
         if rows != self._rows:
             self._rows = rows
             self._columns = [*zip(*rows, strict=True), *self._limits]
-        # What is another in each step, also in rows that were not made again.
-        took = 0.0 if last is None else now - last
-        times = [(step, int(took * 1e6))] * len(ranks)
+        # These columns change in each step, also of rows that are reused.
+        seconds = 0.0 if last is None else now - last
+        times = [(step, int(seconds * 1e6))] * len(ranks)
         self._columns[_STEP], self._columns[_TIME] = zip(*times, strict=True)
         begun = [rank.pending_since for rank in ranks]
         ages = [int((now - at) * 1e6) if at < now else 0 for at in begun]
@@ -141,7 +141,7 @@ class Engine:
         return Snapshot(*self._columns)
 
     def decide(self, decisions: Decision | Sequence[Decision]) -> None:
-        """Sets what every rank, or each rank, may do in the next step."""
+        """Applies a decision for all ranks, or one for each, to the next step."""
         if isinstance(decisions, Decision):
             decisions = [decisions] * len(self._ranks)
         for rank, decision in zip(self._ranks, decisions, strict=True):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A rank: its scheduler, and what its gate tells the others.
+"""A rank: its scheduler, and the row that its gate sends.
 
-The code of the real gate says what is pending, and makes the row. While a rank only
-decodes, its row is the same but for times, which the engine puts in.
+The code of the real gate determines the pending prompts, and makes the row. While a
+rank only decodes, the row is reused, and the engine sets its times.
 """
 
 import math
@@ -35,14 +35,14 @@ class GatedRank(Scheduler):
         short_first: bool = False,
         ttft: float = 0.0,
     ) -> None:
-        """Makes an empty rank; a limit of first tokens, in seconds, of 0 is none."""
+        """Makes an empty rank; `ttft` is a limit in seconds, 0 for none."""
         self.row: Row | None = None
-        """The last one, if the next is the same but for times."""
+        """The last row, if the next one differs only in its times."""
         super().__init__(limits, blocks, async_scheduling)
         self._order = ShortFirst() if short_first else None
         self._has_limit = ttft > 0
         self.pending_since = math.inf
-        """When the oldest pending request became so, or infinity."""
+        """When the oldest pending request became pending, or infinity."""
         self._work: PendingWork[RankRequest] = PendingWork(self._look_up)
         self._rows = RowMaker(ttft)
 
@@ -50,10 +50,10 @@ class GatedRank(Scheduler):
         """Tokens of a request that are in the KV cache now."""
         work = RankRequest(request, "", 0.0)
         self._blocks.add(work)
-        return self._blocks.found(work)[0]
+        return self._blocks.lookup(work)[0]
 
     def end_wave(self) -> None:
-        """Forgets the decision, and steps without requests."""
+        """Ends a wave: forgets the decision, and steps without requests."""
         self.apply(OPEN)
         self._rows.reset()
         self._ended = 0
@@ -64,7 +64,7 @@ class GatedRank(Scheduler):
         super()._note_change()
 
     def measure(self, wave: int, step: int, now: float, last: float | None) -> Row:
-        """The rank's row after a step of a wave; the one before it ended at `last`."""
+        """The rank's row after a step; the exchange before it ended at `last`."""
         rows = self._rows
         if last is not None:
             rows.end_exchange(last)
@@ -86,7 +86,7 @@ class GatedRank(Scheduler):
         return row
 
     def _read(self) -> Pending:
-        """Puts the queue in order, and reads it."""
+        """Sorts the queue, and reads the pending prompts."""
         if self._order is not None:
             before = self._rows.pending
             waiting = islice(self._waiting, len(before))
@@ -103,7 +103,7 @@ class GatedRank(Scheduler):
 
     def _look_up(self, work: RankRequest, before: Prompt | None) -> Prompt:
         tokens, computed = work.num_tokens, work.num_computed_tokens
-        whole, used = blocks_of(tokens + self._blocks.ahead), work.num_blocks
+        needed, used = blocks_of(tokens + self._blocks.ahead), work.num_blocks
         if not computed:
-            computed, used = self._blocks.found(work)
-        return Prompt(tokens, computed, max(0, whole - used))
+            computed, used = self._blocks.lookup(work)
+        return Prompt(tokens, computed, max(0, needed - used))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A rank's KV cache: blocks of which some are free, or as many as it takes."""
+"""A rank's KV cache: a limited or unlimited number of blocks."""
 
 import sys
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from .request import Piece, RankRequest
 
 
 class Blocks:
-    """Blocks of which only the number matters: no prompt shares its beginning."""
+    """Blocks of prompts without shared prefixes, which are only counted."""
 
     are_received = False
     """Whether prompts come with their KV cache."""
@@ -24,11 +24,11 @@ class Blocks:
         """Blocks that no request uses."""
         self._total = self.free
         self.is_limited = count is not None
-        """Whether they can be used up."""
+        """Whether the number of blocks is limited."""
         self.ahead = limits.num_speculative_tokens
-        """Tokens for which a request that is scheduled needs room beside its own."""
+        """Look-ahead tokens for which a scheduled request needs room."""
         self._grown = 0
-        """What answers use beside the blocks of their prompts."""
+        """Blocks that answers use beside those of their prompts."""
 
     @property
     def usage(self) -> float:
@@ -36,31 +36,31 @@ class Blocks:
         return 1 - self.free / self._total
 
     def add(self, work: RankRequest) -> None:
-        """A request has come to wait."""
+        """Notes a request that joins the queue."""
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
-        """Lets a waiting request find what is cached of it, if all of it fits.
+        """Gives a waiting request its cached blocks, if its whole prompt fits.
 
         Args:
             work: the request.
-            clip: the tokens that are computed first of it, once it knows what it found.
+            clip: returns the tokens to compute first, after the cache lookup.
 
         Returns:
-            These tokens, or 0 if it does not fit.
+            These tokens, or 0 if the prompt does not fit.
         """
         tokens = clip()
-        return tokens if self._most(work, tokens) <= self.free else 0
+        return tokens if self._needed_blocks(work, tokens) <= self.free else 0
 
-    def _most(self, work: RankRequest, computed: int) -> int:
-        """Blocks that a request uses once this number of tokens is computed, or all."""
+    def _needed_blocks(self, work: RankRequest, computed: int) -> int:
+        """Blocks for the whole prompt, and for the look-ahead behind `computed`."""
         return max(blocks_of(work.num_tokens), blocks_of(computed + self.ahead))
 
-    def found(self, work: RankRequest) -> tuple[int, int]:
-        """Tokens that are cached of a request that waits, and their blocks in use."""
+    def lookup(self, work: RankRequest) -> tuple[int, int]:
+        """Cached tokens of a waiting request, and their blocks that are in use."""
         return 0, 0
 
     def grow(self, count: int) -> bool:
-        """Lets all answers use so many blocks; False if there are not as many."""
+        """Sets the blocks that all answers use; False if there are not enough."""
         free = self.free + self._grown - count
         if free < 0:
             return False
@@ -68,30 +68,30 @@ class Blocks:
         return True
 
     def take(self, work: RankRequest, count: int) -> None:
-        """Gives a request more free blocks."""
+        """Gives `count` free blocks to a request."""
         self.free -= count
         work.num_blocks += count
 
     def computed(self, work: RankRequest) -> None:
-        """Some of a prompt is computed by the step that is being scheduled."""
+        """Notes that the step being scheduled computes a part of a prompt."""
 
     def release(self, work: RankRequest) -> None:
-        """Takes back the blocks of a request, which hold its computed tokens."""
+        """Frees the blocks of a request, which hold its computed tokens."""
         self.free += work.num_blocks
         work.num_blocks = 0
 
 
 class ReceivedBlocks(Blocks):
-    """Those of a decode instance, to which prompts come with their KV cache.
+    """Blocks of a decode instance, to which prompts come with their KV cache.
 
-    The last token of a prompt is computed, and all after a preemption. Blocks that
-    prompts could share are counted for each.
+    Only the last token of a prompt is computed; after a preemption, all of them. Blocks
+    that prompts could share are counted for each.
     """
 
     are_received = True
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
-        """Lets a waiting request have its prompt, if all of it fits."""
+        """Gives a waiting request blocks for its prompt, if all of it fits."""
         if not work.preempted:
             work.num_computed_tokens = work.num_tokens - 1
         tokens = super().start(work, clip)
@@ -101,14 +101,14 @@ class ReceivedBlocks(Blocks):
 
 
 class Chunks:
-    """Numbers the beginnings of prompts, chunk by chunk."""
+    """Numbers the prefixes of prompts, chunk by chunk."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
-        """By the number of the chunk before it and the hash id, a chunk's number."""
+        """A chunk's number by that of the chunk before it and the hash id."""
 
     def of(self, request: SimRequest) -> list[int]:
-        """A number for each chunk; equal ones mean equal text up to its end."""
+        """A number for each chunk; equal numbers mean equal prefixes up to its end."""
         numbers, parent = [], 0
         for hash_id in request.hash_ids:
             next_number = len(self._numbers) + 1
@@ -118,43 +118,43 @@ class Chunks:
 
 
 class CachedBlocks(Blocks):
-    """Blocks of prompts that share beginnings, chunk by chunk.
+    """Blocks of prompts with shared prefixes, chunk by chunk.
 
-    A chunk is found by later requests from when all of it is computed until its blocks
-    are taken for something else: first those that hold nothing, then those that are
-    free for the longest time, of a request the last first. vLLM does so block by block,
-    finds what a preempted request has computed itself, and merges nothing; here, who
-    computes a chunk that another has in use keeps that in use, too.
+    Later requests find a chunk once all of it is computed, until its blocks are reused.
+    Empty blocks are reused first, then those that have been free for the longest time,
+    of one request the last ones first. vLLM does so block by block, finds what a
+    preempted request has computed itself, and merges nothing; here, a request that
+    computes a chunk that another one uses joins its users.
     """
 
     def __init__(self, limits: RankLimits) -> None:
         super().__init__(limits)
         self._pieces: dict[int, Piece] = {}
-        """Of the chunks that are found, by number. If one is, so are those before it,
-        and if one is in use, so are they."""
+        """The cached chunks by number. With a chunk all those before it are cached, and
+        in use if it is."""
         self._idle: OrderedDict[Piece, None] = OrderedDict()
-        """What is cached in free blocks, the next to be taken first."""
+        """Pieces in free blocks, in the order in which they are evicted."""
         self._num_idle = 0
-        """Blocks of these."""
+        """Blocks of these pieces."""
         self._chunks = Chunks()
 
     def add(self, work: RankRequest) -> None:
-        """A request has come to wait."""
+        """Notes a request that joins the queue."""
         chunks = work.chunks = self._chunks.of(work.request)
         if work.request.has_cached and chunks and chunks[-1] not in self._pieces:
             for index, chunk in enumerate(chunks):
-                # It uses no block until somebody uses it.
+                # A piece uses no block until a request uses it.
                 self._pieces.setdefault(chunk, Piece(work.chunk_blocks(index), chunk))
 
     def start(self, work: RankRequest, clip: Callable[[], int]) -> int:
-        """Lets a waiting request find what is cached of it, if all of it fits."""
-        work.num_computed_tokens, used = self.found(work)
+        """Gives a waiting request its cached blocks, if its whole prompt fits."""
+        work.num_computed_tokens, used = self.lookup(work)
         tokens = clip()
-        most = self._most(work, work.num_computed_tokens + tokens)
-        if most - used > self.free:
+        needed = self._needed_blocks(work, work.num_computed_tokens + tokens)
+        if needed - used > self.free:
             work.num_computed_tokens = 0
             return 0
-        count = self._num_found(work)
+        count = self._num_cached(work)
         work.pieces = [self._pieces[chunk] for chunk in work.chunks[:count]]
         work.num_blocks = work.num_shared = work.blocks_before(count)
         for piece in work.pieces:
@@ -162,26 +162,26 @@ class CachedBlocks(Blocks):
         self._evict()
         return tokens
 
-    def _num_found(self, work: RankRequest) -> int:
-        """Chunks of it that are cached."""
+    def _num_cached(self, work: RankRequest) -> int:
+        """The number of its chunks that are cached."""
         pieces = self._pieces
         return bisect_left(work.chunks, True, key=lambda chunk: chunk not in pieces)
 
-    def found(self, work: RankRequest) -> tuple[int, int]:
-        """Tokens that are cached of a request that waits, and their blocks in use."""
-        pieces, count = self._pieces, self._num_found(work)
+    def lookup(self, work: RankRequest) -> tuple[int, int]:
+        """Cached tokens of a waiting request, and their blocks that are in use."""
+        pieces, count = self._pieces, self._num_cached(work)
         if not count:
             return 0, 0
         used = bisect_left(
             work.chunks, True, hi=count, key=lambda chunk: not pieces[chunk].users
         )
-        # The last token is computed, and before drafts another block.
+        # The last token is computed, and with drafts a whole block before it.
         blocks = min(work.blocks_before(count), (work.num_tokens - 1) // BLOCK_SIZE)
         blocks = max(0, blocks - (self.ahead > 0))
         return blocks * BLOCK_SIZE, work.blocks_before(used)
 
     def _use(self, piece: Piece) -> None:
-        """One request more does; its blocks are not free."""
+        """Adds a user; the first one takes the blocks out of the free ones."""
         if not piece.users:
             self.free -= piece.blocks
             self._take_from_idle(piece)
@@ -193,12 +193,12 @@ class CachedBlocks(Blocks):
             self._num_idle -= piece.blocks
 
     def take(self, work: RankRequest, count: int) -> None:
-        """Gives a request more free blocks."""
+        """Gives `count` free blocks to a request."""
         super().take(work, count)
         self._evict()
 
     def grow(self, count: int) -> bool:
-        """Lets all answers use so many blocks; False if there are not as many."""
+        """Sets the blocks that all answers use; False if there are not enough."""
         fits = super().grow(count)
         self._evict()
         return fits
@@ -210,7 +210,7 @@ class CachedBlocks(Blocks):
             self._pieces.pop(piece.chunk, None)
 
     def computed(self, work: RankRequest) -> None:
-        """Some of a prompt is computed by the step that is being scheduled."""
+        """Notes that the step being scheduled computes a part of a prompt."""
         full, chunks = work.num_computed_tokens // BLOCK_SIZE, work.chunks
         index = len(work.pieces)
         while index < len(chunks) and work.blocks_before(index + 1) <= full:
@@ -226,12 +226,12 @@ class CachedBlocks(Blocks):
             index += 1
 
     def release(self, work: RankRequest) -> None:
-        """Takes back the blocks of a request, which hold its computed tokens."""
+        """Frees the blocks of a request, which hold its computed tokens."""
         self.free += work.num_blocks - work.num_shared
-        # Nobody finds them, but they are taken in their turn.
-        own = blocks_of(work.num_computed_tokens) - work.num_shared
-        if own > 0:
-            self._leave(Piece(own))
+        # No request can find these, but they are evicted in their order.
+        unshared = blocks_of(work.num_computed_tokens) - work.num_shared
+        if unshared > 0:
+            self._leave(Piece(unshared))
         for piece in reversed(work.pieces):
             piece.users -= 1
             if not piece.users:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""What a rank may do in a step, and how much its KV cache holds."""
+"""The limits of a rank: requests and tokens of a step, and blocks of its KV cache."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,8 +29,8 @@ class RankLimits:
     kv_blocks: int | None = None
     """Blocks of 16 tokens in the KV cache of a rank; None if it never fills."""
     acceptance_rates: tuple[float, ...] = ()
-    """With speculation, by position of a draft: the chance that it and those before it
-    are accepted."""
+    """With speculation, by position of a draft the probability that it and those before
+    it are accepted."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -61,9 +61,9 @@ class RankLimits:
         """Refuses a KV cache that cannot hold a request of this length.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the KV cache is too small.
         """
-        # With drafts in flight and ahead, and one block more: vLLM keeps a null block.
+        # With drafts in flight and ahead, and vLLM's null block.
         needed = blocks_of(tokens + 3 * self.num_speculative_tokens) + 1
         if self.kv_blocks is not None and self.kv_blocks < needed:
             raise UsageError(

@@ -9,8 +9,8 @@ and a request that decodes needs no attention until the step in which it ends.
 A KV cache that fills has a block for every 16 tokens; a waiting request is admitted
 only if its whole prompt fits; a running one that finds no block preempts the last of
 the running queue, which goes to the head of the waiting queue, keeps its tokens and
-computes them again; nobody is admitted in such a step. What `kv_cache` finds cached of
-a waiting request is not computed.
+computes them again; no request is admitted in such a step. Tokens of a waiting request
+that `kv_cache` has cached are not computed.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from .request import RankRequest
 
 
 class Outcome(NamedTuple):
-    """What a step brought."""
+    """The outcome of a step."""
 
     first: list[SimRequest]
     """Requests whose prompt is done and that got their first token."""
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 NOTHING = Outcome([], [])
-"""Of most steps; nobody adds to it."""
+"""The outcome of most steps; its lists stay empty."""
 
 
 class Scheduler:
@@ -57,7 +57,7 @@ class Scheduler:
         self._max_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
         self._requests: dict[str, RankRequest] = {}
-        """All that are not finished, by name, the newest last."""
+        """The unfinished requests by name, the newest last."""
         self._waiting: deque[RankRequest] = deque()
         self._running: list[RankRequest] = []
         self._partial: RankRequest | None = None
@@ -67,12 +67,12 @@ class Scheduler:
             DraftedDecodes(drafts, async_scheduling) if drafts else Decodes()
         )
         self._complete: list[RankRequest] = []
-        """Requests of which the step computes all that was left."""
+        """Requests whose prompts the step completes."""
         self._async = async_scheduling
         self._ended = 0
-        """Since the last row, of those that decoded then."""
+        """Requests that ended since the last row, of those that decoded then."""
         self._in_flight: deque[Outcome] = deque()
-        """Of the steps that were scheduled and have not ended."""
+        """The outcomes of the scheduled steps that have not ended."""
         self.step = 0
         self._decision = OPEN
         self._held: set[str] = set()
@@ -82,13 +82,13 @@ class Scheduler:
         self._changes = 0
         """Grows when a request comes, goes, or computes some of its prompt."""
         self.calm_until: float = 0
-        """The step before which all only let decodes go on, if no request comes and, if
-        there are prompts, the decision stays."""
+        """The steps before this one do nothing but decode, unless a request arrives or,
+        with prompts, the decision changes."""
         self._begin_prefill()
 
     def _begin_prefill(self) -> None:
         self._single = self._single_context = 0
-        """Prompts of which one token behind others is computed, like a decode."""
+        """Prompts of which a single, not first token is computed, like a decode."""
         self._attended, self._before = 0.0, 0
         self.prefilled = self.twice_attended = 0
         """The other prompt tokens of the step; what they attend to, twice."""
@@ -104,7 +104,7 @@ class Scheduler:
         return bool(self._held)
 
     def add(self, request: SimRequest) -> None:
-        """Hands a request to the scheduler."""
+        """Adds a request to the scheduler."""
         work = RankRequest(request, str(request.index), request.sent)
         self._blocks.add(work)
         self._requests[work.request_id] = work
@@ -116,14 +116,14 @@ class Scheduler:
         return bool(self._requests)
 
     def counts(self) -> RankCounts:
-        """What the rank tells the coordinator."""
+        """The counts that the rank reports to the coordinator."""
         if self._counts is None:
             queues = len(self._waiting), len(self._running)
             self._counts = RankCounts(*queues, self._blocks.usage)
         return self._counts
 
     def output_tokens(self, request: SimRequest) -> int:
-        """Tokens of the answer of an unfinished request that have come."""
+        """Tokens of an unfinished request's answer so far."""
         work = self._requests.get(str(request.index))
         if work is None:
             return 0
@@ -132,13 +132,13 @@ class Scheduler:
         return self._decodes.output_tokens(work, self.step)
 
     def apply(self, decision: Decision) -> None:
-        """Sets what may be done in the next step."""
+        """Applies a decision to the next step."""
         if decision != self._decision and (self._waiting or self._partial):
             self.calm_until = 0
         self._decision = decision
 
     def skip(self, steps: int) -> tuple[int, int]:
-        """Takes calm steps at once; what decodes compute and attend to in the next."""
+        """Takes calm steps at once; returns decodes and context of the next."""
         self.step += steps
         self._decodes.context += steps * self._decodes.count
         return self._decodes.count, self._decodes.context
@@ -174,7 +174,7 @@ class Scheduler:
         return load
 
     def _preempt_last(self) -> None:
-        # One of which the last token is being computed is let end.
+        # A request whose last token is being computed is not preempted.
         work = next(work for work in reversed(self._running) if not work.ended)
         self._running.remove(work)
         if work is self._partial:
@@ -204,7 +204,7 @@ class Scheduler:
         while waiting and budget > 0 and len(self._running) < self._max_running:
             if allowance.stops_admission:
                 slots = self._max_running - len(self._running)
-                self._held.update(each.request_id for each in islice(waiting, slots))
+                self._held.update(held.request_id for held in islice(waiting, slots))
                 break
             work = waiting[0]
             clip = partial(_clip, work, budget, allowance)
@@ -247,7 +247,7 @@ class Scheduler:
         return True
 
     def _advance(self) -> Outcome:
-        """What the step brings to the next one; the scheduler knows it at once."""
+        """The outcome of the step, which the scheduler knows at once."""
         done = self._decodes.advance(self.step)
         wasted = self._decodes.wasted
         if not done and not self._complete:
@@ -268,7 +268,7 @@ class Scheduler:
         return Outcome(first, [work.request for work in done], wasted)
 
     def update(self) -> Outcome:
-        """Ends the step that was scheduled first."""
+        """Ends the oldest scheduled step."""
         outcome = self._in_flight.popleft()
         if outcome is NOTHING:
             return outcome
@@ -276,7 +276,7 @@ class Scheduler:
             self._ended += len(outcome.done)
         for request in outcome.done:
             self._finish(request)
-        # A rank that holds all starts none in the next step either.
+        # A rank that holds all its prompts starts none in the next step either.
         is_held = not self._partial and (self._held or not self._waiting)
         if is_held and not (self._in_flight or self.prefilled or self._single):
             self._begin_calm()

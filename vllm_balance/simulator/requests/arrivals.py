@@ -16,7 +16,7 @@ from .traces import LONGEST
 
 @dataclass(frozen=True)
 class ClientTraffic:
-    """How `vllm bench serve` would send: its options of the same names."""
+    """The options of `vllm bench serve` on sending, with their names."""
 
     max_concurrency: int | None = None
     """Requests in flight at most, or sessions; None for no limit."""
@@ -25,18 +25,17 @@ class ClientTraffic:
     burstiness: float = 1.0
     """Shape of the gamma distributed intervals; 1 is a Poisson process."""
     self_timed: bool = False
-    """Whether each request brings the time at which it is due, instead of a rate."""
+    """Whether requests are sent at their own times, and not at a rate."""
     rate_multiplier: float = 1.0
-    """So many times faster than the trace, if requests bring their times; so much
-    shorter are think times."""
+    """By which factor a trace is replayed faster, and think times are shorter."""
 
     def due_times(
         self, requests: Sequence[SimRequest], rng: random.Random
     ) -> list[float]:
-        """Seconds at which each request may be sent at the earliest.
+        """The earliest time in seconds at which each request may be sent.
 
         Raises:
-            UsageError: some have none, or the last comes too late for the clock.
+            UsageError: a request has no time, or the last one is too late.
         """
         if self.self_timed:
             times = [request.due / self.rate_multiplier for request in requests]
@@ -64,17 +63,17 @@ class Frontend:
     """The way from the client to the ranks."""
 
     serial_seconds: float = 0.001
-    """Time of an API server per request; one request after the other."""
+    """Seconds of an API server per request, which it takes one by one."""
     jitter_seconds: float = 0.004
-    """Further delay of a request, uniform from 0 to this."""
+    """Further delay of a request in seconds, uniform from 0 to this."""
     api_servers: int = 1
-    """Requests are shared out among them at random."""
+    """The number of API servers; each request goes to one at random."""
 
 
 class Clients:
     """Sends the requests in order, and tells which have arrived.
 
-    Of sessions, those that begin them are sent in order, and the others a think time
+    Of a session only the first one is sent in order, and each other one a think time
     after the last token of the request before.
     """
 
@@ -92,17 +91,17 @@ class Clients:
         first = [request for request in requests if request.think is None]
         self._unsent = iter(zip(first, traffic.due_times(first, rng), strict=True))
         self._thinking: list[tuple[float, int]] = []
-        """When requests of sessions will be sent, and their numbers."""
+        """Times at which further requests of sessions are sent, with their numbers."""
         self._in_transit: list[tuple[float, int]] = []
         self._server_free = [0.0] * frontend.api_servers
         self.last_sent = 0.0
-        """Seconds at which the last request so far was sent."""
+        """When the last request so far was sent, in seconds."""
         at_once = traffic.max_concurrency or len(first)
         if len(first) < len(requests):
             at_once = min(at_once, len(first))
         is_paced = traffic.self_timed or traffic.request_rate != float("inf")
         self.first_turn = 0 if is_paced and at_once >= len(first) else at_once
-        """Requests that a closed loop sends at once, if there are; else 0."""
+        """Requests that a closed loop sends at once; 0 for an open loop."""
         for _ in range(at_once):
             self._begin(0.0)
 
@@ -125,7 +124,7 @@ class Clients:
         heapq.heappush(self._in_transit, (arrival, request.index))
 
     def finished(self, request: SimRequest, now: float) -> None:
-        """A request ended: the next one is sent, if it has waited for this."""
+        """Ends a request, and sends the one that has waited for it, if any."""
         following = request.index + 1
         if following < len(self._requests):
             think = self._requests[following].think
@@ -137,7 +136,7 @@ class Clients:
 
     @property
     def next_arrival(self) -> float:
-        """Seconds at which the next request reaches the ranks; infinite if none."""
+        """When the next request reaches the ranks, in seconds; infinite if none."""
         thinking, transit = self._thinking, self._in_transit
         while thinking and (not transit or thinking[0][0] <= transit[0][0]):
             time, index = heapq.heappop(thinking)
@@ -145,7 +144,7 @@ class Clients:
         return self._in_transit[0][0] if self._in_transit else float("inf")
 
     def arrived(self, now: float) -> list[tuple[float, SimRequest]]:
-        """Takes the requests that have arrived, each with its time."""
+        """Returns the requests that have arrived by `now`, each with its time."""
         batch = []
         while self.next_arrival <= now:
             time, index = heapq.heappop(self._in_transit)

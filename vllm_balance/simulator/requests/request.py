@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""A request, from its client's side."""
+"""A request as its client sees it."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class SimRequest:
-    """One request and what became of it. Times are in seconds."""
+    """One request, with its times in seconds."""
 
     index: int
     prompt_len: int
     output_len: int
     due: float = math.nan
-    """When it is to be sent, if a trace says so."""
+    """When it is to be sent, by a trace; else nan."""
     hash_ids: Iterable[int] = ()
-    """Of the first chunks of the prompt: equal beginnings are shared."""
+    """Ids of the first chunks of the prompt: equal leading ids share their chunks."""
     chunk_size: int = 16
     """Tokens in a chunk."""
     has_cached: bool = False
@@ -25,10 +25,10 @@ class SimRequest:
     session: int = 0
     """Number of the session that it belongs to."""
     think: float | None = None
-    """Seconds from the last token of the request before it in the list, which is of the
-    same session, until it is sent; None if it does not wait for that."""
+    """Seconds between the last token of the request before it in the same session and
+    its sending; None if it does not wait."""
     cached: int | None = None
-    """Tokens of the prompt that its rank had when it was started."""
+    """Tokens of the prompt that its rank had cached when the prompt was started."""
     drafts: Iterator[int] = field(default_factory=lambda: iter(()))
     """How many drafts are accepted in each step, with speculation."""
     rank: int = -1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Sessions of agents: a request is sent a while after the answer to the one before.
+"""Sessions of agents: a request is sent a think time after the answer before it.
 
 Reads the traces of kv-cache-tester (AgentX), one session of JSON per line. Its requests
 are objects with `in`, `out`, `think_time` and `hash_ids`, or lists of time, input and
-output tokens, API time, think time, and the hash ids as runs: so many of the request
-before, then pairs of the first and how many. What sub-agents send is left out.
+output tokens, API time, think time, and the hash ids as runs: how many of the request
+before, then pairs of first id and count. Requests of sub-agents are left out.
 """
 
 import math
@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ..arguments import MOST_TOKENS
 
 MOST_THINK_SECONDS = 60.0
-"""Longer pauses are cut to this, as by kv-cache-tester's replay."""
+"""The longest pause; longer ones are cut, as in kv-cache-tester's replay."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Runs(Iterable[int]):
     is_global: bool = False
     """Whether equal ids are equal text in all sessions of the file."""
     shared: int = 0
-    """The number of first tokens that are those of all sessions instead."""
+    """How many first ids are replaced by ids that all sessions share."""
     mark: int | None = None
-    """If given, stands for the next one: equal ids are another text where the marks
-    differ."""
+    """If given, replaces the next id, so that ids behind different marks mean different
+    texts."""
 
     def __len__(self) -> int:
         return sum(map(len, self.ranges))
@@ -48,15 +48,15 @@ class Runs(Iterable[int]):
 
 
 Turn = tuple[Any, Any, float | None, Runs]
-"""Of a request the prompt tokens, the output tokens, at least 1, the seconds after the
-answer before, None of the first, and the hash ids."""
+"""A request: prompt tokens, output tokens (at least 1), seconds after the answer before
+(None for the first), and hash ids."""
 
 
 def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]:
     """The tokens per hash id, and the requests of a session, in order.
 
     Raises:
-        UsageError: it is none, in the file and line `where`.
+        UsageError: it is no session; the message begins with file and line, `where`.
     """
     turns: list[Turn] = []
     ids, number = Runs(()), 0
@@ -71,10 +71,10 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
                 prompt, output = request["in"], request["out"]
                 ids = Runs(tuple(_ranges(request["hash_ids"])), is_global)
             else:
-                _, prompt, output, _, think, kept, runs = request
-                begun = _first(ids.ranges, kept)
+                _, prompt, output, _, think, shared, runs = request
+                beginning = _first(ids.ranges, shared)
                 new = (range(a, a + count) for a, count in runs)
-                ids = Runs((*begun, *new), is_global)
+                ids = Runs((*beginning, *new), is_global)
             if not math.isfinite(think):
                 raise ValueError(f"think time {think}")
             pause = min(max(0.0, float(think)), MOST_THINK_SECONDS)
@@ -96,19 +96,19 @@ def session_turns(where: str, item: Mapping[str, Any]) -> tuple[int, list[Turn]]
 
 def _ranges(ids: Iterable[int]) -> list[range]:
     """Ids as ranges of consecutive ones."""
-    found: list[range] = []
-    for each in ids:
-        if found and found[-1].stop == each:
-            found[-1] = range(found[-1].start, each + 1)
+    ranges: list[range] = []
+    for hash_id in ids:
+        if ranges and ranges[-1].stop == hash_id:
+            ranges[-1] = range(ranges[-1].start, hash_id + 1)
         else:
-            found.append(range(each, each + 1))
-    return found
+            ranges.append(range(hash_id, hash_id + 1))
+    return ranges
 
 
 def _first(ranges: Iterable[range], count: int) -> Iterator[range]:
     """The ranges of the first ids."""
-    for each in ranges:
+    for ids in ranges:
         if count <= 0:
             return
-        yield each[:count]
-        count -= len(each)
+        yield ids[:count]
+        count -= len(ids)

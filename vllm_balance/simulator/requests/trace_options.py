@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The command line options that say which requests are sent, and when."""
+"""The command line options on the requests and on the times of sending."""
 
 import argparse
 import math
@@ -14,14 +14,14 @@ from .traces import LONGEST, TimedTrace
 from .workload import LENGTH_HELP, Workload
 
 LEAST_PROMPTS, TURNS = 2048, 8
-"""Requests of a run by default: the least, and for each in flight. All that are in
-flight are sent at once, and it takes some turns until that is forgotten."""
+"""Requests of a run by default: at least, and for each in flight. Several for each,
+because those in flight are sent at once, and it takes some turns to desynchronise."""
 
 _OF_TRACES = tuple(f"timed_trace_{field.name}" for field in fields(TimedTrace))
 
 
 def add_length_args(load: argparse._ArgumentGroup) -> None:
-    """Adds the options about requests that are drawn."""
+    """Adds the options on drawn lengths."""
     add = load.add_argument
     add("--input-len", default="3500", help=f"Tokens: {LENGTH_HELP}.")
     add("--output-len", default="1500", help=f"Tokens: {LENGTH_HELP}.")
@@ -41,7 +41,7 @@ def add_length_args(load: argparse._ArgumentGroup) -> None:
 
 
 def add_trace_args(load: argparse._ArgumentGroup) -> None:
-    """Adds the options about datasets, and when requests are sent."""
+    """Adds the options on datasets, and on the times of sending."""
     add = load.add_argument
     requests = whole(1, MOST_REQUESTS)
     add(
@@ -117,7 +117,7 @@ def refuse_unused(args: argparse.Namespace, defaults: argparse.Namespace) -> Non
     """Refuses options that would be ignored beside the others.
 
     Raises:
-        UsageError: one was given that changes nothing.
+        UsageError: an option was given that changes nothing.
     """
     timed = args.dataset_name == "timed_trace"
     for is_useless, names, what_to_do in (
@@ -151,19 +151,19 @@ def refuse_unused(args: argparse.Namespace, defaults: argparse.Namespace) -> Non
         ),
     ):
         for name in names if is_useless else ():
-            if (given := getattr(args, name)) != getattr(defaults, name):
+            if (value := getattr(args, name)) != getattr(defaults, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {given}: {what_to_do}.")
+                raise UsageError(f"{option} {value}: {what_to_do}.")
 
 
 def timed_trace_from(args: argparse.Namespace) -> TimedTrace:
-    """How the options say that a trace is to be read."""
+    """The options on reading a trace."""
     names = [field.name for field in fields(TimedTrace)]
     return TimedTrace(**{name: getattr(args, f"timed_trace_{name}") for name in names})
 
 
 def workload_from(args: argparse.Namespace, slots: int) -> Workload:
-    """The requests that the options describe, for so many places on all ranks."""
+    """The requests that the options describe, for `slots` on all ranks."""
     if args.dataset_name == "timed_trace" and args.dataset_path is None:
         raise UsageError("--dataset-name timed_trace: give its --dataset-path.")
     num_prompts = args.num_prompts
@@ -184,10 +184,7 @@ def workload_from(args: argparse.Namespace, slots: int) -> Workload:
 
 
 def traffic_from(args: argparse.Namespace, slots: int) -> ClientTraffic:
-    """When requests are sent.
-
-    That is a closed loop over all slots unless something else is asked for.
-    """
+    """The traffic: by default a closed loop over all slots."""
     self_timed = args.dataset_name == "timed_trace"
     concurrency = args.max_concurrency
     if concurrency is None and args.request_rate == float("inf") and not self_timed:

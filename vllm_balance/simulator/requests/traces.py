@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Reads traces of real traffic: when requests came, their lengths, what they share.
+"""Reads traces of real traffic: times, lengths and shared prefixes of requests.
 
-Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents. What
-is of another must be converted; docs/simulate.md shows how.
+Three formats: JSON lines as Mooncake's, CSV with a head, and sessions of agents. For
+others docs/simulate.md shows how to convert them.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class TraceRow(NamedTuple):
     time: float | None = None
     """Seconds; None if the file has no times."""
     hash_ids: Iterable[int] = ()
-    """Of the prompt's chunks: prompts that begin with equal ones share them."""
+    """Ids of the prompt's chunks: prompts share the chunks of equal leading ids."""
     think: float | None = None
-    """Seconds after the answer to the row before, which is of the same session; None if
-    it begins one."""
+    """Seconds after the answer to the row before, in the same session; None if the row
+    begins a session."""
 
 
 class Trace(NamedTuple):
-    """A trace in the order of its times, which are since the window's begin."""
+    """A trace in the order of its times, which count from the window's begin."""
 
     rows: Sequence[TraceRow]
     chunk_size: int
@@ -61,7 +61,7 @@ class Trace(NamedTuple):
 class TimedTrace:
     """Named as the options of vLLM's `timed_trace` dataset.
 
-    An option is None where the format says it.
+    An option that is None has the format's default.
     """
 
     chunk_hash_size: int | None = None
@@ -79,21 +79,21 @@ class TimedTrace:
 
 
 STEPS = 60.0, 3.0, 1.0
-"""Seconds that times are often rounded down to; Mooncake's are to 3."""
+"""Steps in seconds to which times are often rounded down; Mooncake's are 3 s."""
 STEP_TOLERANCE = 0.005
-"""Seconds that such times may be off: a third of Mooncake's are, by 1 to 3 ms."""
+"""Tolerance of such times in seconds: a third of Mooncake's are off by 1 to 3 ms."""
 SAMPLES = 100
-"""Places at which a file is looked at to see whether its times are in order."""
+"""Places of a file that are read to see whether its times are in order."""
 LONGEST = 1e9
-"""Seconds that a trace may last: in longer ones the clock loses the steps."""
+"""Longest trace in seconds: a float counts more with too little precision."""
 LATEST = 1e11
-"""Seconds since 1970, in the year 5138: who has more counts something shorter."""
+"""Latest time in seconds since 1970 (year 5138): more are of another unit."""
 AZURE = {
     "timestamp": "TIMESTAMP",
     "input_length": "ContextTokens",
     "output_length": "GeneratedTokens",
 }
-"""Further names of columns: those of Azure's LLM inference traces."""
+"""Column names of Azure's LLM inference traces, by ours."""
 EXPECTED = (
     'give lines like {"timestamp": 27000, "input_length": 6955, "output_length": 52, '
     '"hash_ids": [46, 47]} (milliseconds and tokens; the lengths alone will do), '
@@ -114,7 +114,7 @@ ASSUMED = (
 def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
     """Reads a trace of any of the formats.
 
-    What is left out of it, and what was assumed about it, is said on standard error.
+    Standard error gets what was left out, and what was assumed.
 
     Args:
         path: the file.
@@ -129,47 +129,47 @@ def read_trace(path: Path, options: TimedTrace | None = None) -> Trace:
     is_json = head.startswith("{")
     read = functools.partial(_json_lines if is_json else _csv_lines, path)
     times = _spread(path, _times(path, read, options, is_json))
-    kept, chunk_size, failed = [], 512 if is_json else 16, 0
+    rows, chunk_size, failed = [], 512 if is_json else 16, 0
     begin = _begin_of_window(path, times, options)
     for time, (where, item) in zip(times, read(_text_lines(path)), strict=False):
         since = None if begin is None else time - begin
         if since is not None and not 0 <= since < options.duration:
             continue
         if isinstance(item.get("requests"), list):
-            # Of the last one: nobody mixes sessions of several sizes.
+            # The last session's size counts: all have the same.
             chunk_size, turns = session_turns(where, item)
             for prompt, output, think, ids in turns:
                 row = _row(where, prompt, output)
-                kept.append(row._replace(hash_ids=ids, think=think))
+                rows.append(row._replace(hash_ids=ids, think=think))
         else:
             row = _traced(where, item, options, is_json)._replace(time=since)
             failed += not row.output_len
-            kept.append(row)
-    if not kept and begin is not None:
+            rows.append(row)
+    if not rows and begin is not None:
         raise UsageError(
             f"{path}: no request in the window of {_name_of_window(options)}; the "
             f"trace lasts {max(times) - min(times):.0f} s."
         )
-    if failed == len(kept):
-        none = f"holds no request{' with an answer' * bool(kept)}"
+    if failed == len(rows):
+        none = f"holds no request{' with an answer' * bool(rows)}"
         line = head.rstrip("\r\n")
         raise UsageError(f"{path}: {none}; line 1 is {line!r:.60}; {EXPECTED}.")
     if begin is not None and options.sec_multiplier is None and not is_json:
         print(f"note: {path}: {ASSUMED_OF_CSV}.", file=sys.stderr)
-    is_told = None not in (options.sec_multiplier, options.chunk_hash_size)
-    if begin is not None and is_json and not is_told:
+    has_units = None not in (options.sec_multiplier, options.chunk_hash_size)
+    if begin is not None and is_json and not has_units:
         print(f"note: {path}: {ASSUMED}.", file=sys.stderr)
     if failed:
-        said = f"left out {failed} of {len(kept)} requests, which have no answer"
-        print(f"note: {path}: {said}.", file=sys.stderr)
-    served = [row for row in kept if row.output_len]
+        problem = f"left out {failed} of {len(rows)} requests, which have no answer"
+        print(f"note: {path}: {problem}.", file=sys.stderr)
+    served = [row for row in rows if row.output_len]
     if begin is not None:
         served.sort(key=lambda row: row.time or 0.0)
     return Trace(served, options.chunk_hash_size or chunk_size)
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """Without what is empty before the first."""
+    """The lines of a file, without empty ones before the first."""
     lines = itertools.dropwhile(lambda line: not line.strip(), read_lines(path))
     yield next(lines, "").lstrip()
     yield from lines
@@ -182,16 +182,16 @@ def _sample(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         for number in range(1, SAMPLES):
             file.seek(size * number // SAMPLES)
-            file.readline()  # the rest of one that has begun before
+            file.readline()  # the rest of a line
             yield file.readline().decode(errors="replace")
         file.seek(max(0, size - 65_536))
         yield from (line.decode(errors="replace") for line in file.readlines()[-1:])
 
 
 Lines = Iterator[tuple[str, Mapping[str, Any]]]
-"""Where a request is said, and what is said of it by name."""
+"""File and line of a request, and its fields by name."""
 Read = Callable[[Iterator[str]], Lines]
-"""What reads the lines of a file of one format."""
+"""A reader of the lines of one format."""
 
 
 def _json_lines(path: Path, lines: Iterator[str]) -> Lines:
@@ -217,7 +217,7 @@ def _csv_lines(path: Path, lines: Iterator[str]) -> Lines:
     head = next(lines, "")
     try:
         dialect = csv.Sniffer().sniff(head, ",;\t")
-    except csv.Error:  # of what is no such file
+    except csv.Error:  # the file is no CSV
         return
     reader = csv.DictReader(itertools.chain([head], lines), dialect=dialect)
     try:
@@ -227,10 +227,10 @@ def _csv_lines(path: Path, lines: Iterator[str]) -> Lines:
         raise UsageError(f"{path} line {reader.line_num + 1}: {error}.") from None
 
 
-def _told(
+def _numbers(
     where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
 ) -> Iterator[Any]:
-    """What a line says of prompt and output tokens, and of the time."""
+    """The fields of a line with prompt tokens, output tokens and time."""
     labels = (
         options.label_input_length,
         options.label_output_length,
@@ -238,11 +238,11 @@ def _told(
     )
     # The lines of a CSV have all three.
     needed = labels[: 2 if is_json else 3]
-    names = [each if each in item else AZURE.get(each, each) for each in labels]
+    names = [text if text in item else AZURE.get(text, text) for text in labels]
     for label, name in zip(needed, names, strict=False):
         if name not in item:
-            has = ", ".join(map(str, item))
-            raise UsageError(f"{where}: has {has:.60} and no {label}; {EXPECTED}.")
+            keys = ", ".join(map(str, item))
+            raise UsageError(f"{where}: has {keys:.60} and no {label}; {EXPECTED}.")
     return map(item.get, names)
 
 
@@ -250,7 +250,7 @@ def _traced(
     where: str, item: Mapping[str, Any], options: TimedTrace, is_json: bool
 ) -> TraceRow:
     """The row of a line, without its time."""
-    prompt, output, _ = _told(where, item, options, is_json)
+    prompt, output, _ = _numbers(where, item, options, is_json)
     hash_ids = item.get(options.label_hash_ids, [])
     if not isinstance(hash_ids, list) or not all(isinstance(i, int) for i in hash_ids):
         raise UsageError(
@@ -260,23 +260,23 @@ def _traced(
 
 
 def _row(where: str, prompt: Any, output: Any) -> TraceRow:
-    """The row; that of a request that failed has no output tokens."""
-    found = []
-    for name, tokens, least in (("prompt", prompt, 1), ("output", output, 0)):
+    """The row of a request; one that failed has no output tokens."""
+    lengths = []
+    for name, tokens, low in (("prompt", prompt, 1), ("output", output, 0)):
         # Tables of numbers are often written with ".0" by pandas.
         text = str(tokens).removesuffix(".0")
-        if not re.fullmatch(r"\d{1,18}", text) or not least <= int(text) <= MOST_TOKENS:
+        if not re.fullmatch(r"\d{1,18}", text) or not low <= int(text) <= MOST_TOKENS:
             raise UsageError(
                 f"{where}: {name} tokens are {tokens!s:.40}; give a whole number from "
-                f"{least} to {MOST_TOKENS}."
+                f"{low} to {MOST_TOKENS}."
             )
-        found.append(int(text))
-    prompt_len, output_len = found
+        lengths.append(int(text))
+    prompt_len, output_len = lengths
     return TraceRow(prompt_len, output_len)
 
 
 def _seconds(text: str, unit: float) -> float:
-    """Of a number in that unit, or of a date, in UTC unless it says another zone.
+    """Seconds of a number in `unit`, or of a date, in UTC unless it has a zone.
 
     Raises:
         ValueError: it is neither.
@@ -284,8 +284,8 @@ def _seconds(text: str, unit: float) -> float:
     try:
         number = float(text) * unit
     except ValueError:
-        # Before Python 3.11 only six decimals and no Z.
-        text = re.sub(r"\.(\d+)", lambda found: f".{found[1]:0<6.6}", text.strip())
+        # Python 3.10 reads only six decimals and no Z.
+        text = re.sub(r"\.(\d+)", lambda match: f".{match[1]:0<6.6}", text.strip())
         date = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
     if not math.isfinite(number):
@@ -296,17 +296,17 @@ def _seconds(text: str, unit: float) -> float:
 def _times(
     path: Path, read: Read, options: TimedTrace, is_json: bool
 ) -> Sequence[float]:
-    """The time of each line, in seconds, nan where it has none.
+    """The time of each line in seconds; nan without one.
 
-    Of a file in order they end behind the window, with that of its last line.
+    If the times are in order, those behind the window are left out but for the last.
     """
 
-    def of(lines: Iterator[str]) -> Iterator[float]:
+    def seconds_of(lines: Iterator[str]) -> Iterator[float]:
         unit = options.sec_multiplier or (1e-3 if is_json else 1.0)
         for where, item in read(lines):
             stamp = None
             if not isinstance(item.get("requests"), list):
-                _, _, stamp = _told(where, item, options, is_json)
+                _, _, stamp = _numbers(where, item, options, is_json)
             try:
                 yield math.nan if stamp is None else _seconds(str(stamp), unit)
             except ValueError:
@@ -318,13 +318,13 @@ def _times(
     sampled: list[float] = []
     if options.duration < math.inf:
         with contextlib.suppress(UsageError):  # a sample may begin within a line
-            sampled = list(of(_sample(path)))
+            sampled = list(seconds_of(_sample(path)))
     is_in_order = len(sampled) > 1 and sampled == sorted(sampled)
     times = array("d")
-    for time in of(_text_lines(path)):
+    for time in seconds_of(_text_lines(path)):
         is_in_order &= not times or times[-1] <= time
         times.append(time)
-        # Those of a step may still be spread over it.
+        # By the longest step more, because times may be spread over their step.
         if is_in_order and (
             time - times[0] > options.start + options.duration + max(STEPS)
         ):
@@ -334,13 +334,13 @@ def _times(
 
 
 def _spread(path: Path, times: Sequence[float]) -> Sequence[float]:
-    """Times that are of a step, such as whole seconds, are spread over it at random.
+    """The times; if they are rounded to a step, each spread over it at random.
 
-    Times that are exact show it: they are no multiples, or there is one of each.
+    They are not if one is no multiple of the step, or if no two are equal.
     """
     for step in STEPS:
-        off = (abs(math.remainder(time, step)) for time in times)
-        if all(each <= STEP_TOLERANCE for each in off):
+        offsets = (abs(math.remainder(time, step)) for time in times)
+        if all(value <= STEP_TOLERANCE for value in offsets):
             break
     else:
         return times
@@ -353,7 +353,7 @@ def _spread(path: Path, times: Sequence[float]) -> Sequence[float]:
         file=sys.stderr,
     )
     draw = random.Random(0)
-    return array("d", (step * (each + draw.random()) for each in steps))
+    return array("d", (step * (value + draw.random()) for value in steps))
 
 
 def _name_of_window(options: TimedTrace) -> str:
@@ -375,10 +375,10 @@ def _begin_of_window(
             f"{path}: {timed} of {len(times)} requests have a time; give one to all, "
             "or to none."
         )
-    first, lasts = min(times), max(times) - min(times)
-    if not (lasts <= LONGEST and max(map(abs, times)) <= LATEST):
+    first, length = min(times), max(times) - min(times)
+    if not (length <= LONGEST and max(map(abs, times)) <= LATEST):
         raise UsageError(
-            f"{path}: its times are {lasts:.3g} s apart, from {first:.3g} s on; give "
+            f"{path}: its times are {length:.3g} s apart, from {first:.3g} s on; give "
             "their unit with --timed-trace-sec-multiplier (of milliseconds 0.001)."
         )
     return first + options.start

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""Which requests are sent: how long they are, and what their prompts share."""
+"""The requests that are sent: their lengths, and the shared parts of prompts."""
 
 import math
 import random
@@ -25,10 +25,10 @@ LENGTH_HELP = (
 
 
 def parse_lengths(option: str, text: str) -> Lengths:
-    """Reads a distribution of lengths that an option has, as `LENGTH_HELP` says.
+    """Reads a distribution of lengths in the form of `LENGTH_HELP`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text has another form.
     """
     kind, _, rest = text.partition(":")
     if not rest:
@@ -84,7 +84,7 @@ def _lengths(kind: str, first: float, *rest: float) -> Lengths:
 
 @dataclass(frozen=True)
 class Workload:
-    """Which requests are sent, in which order."""
+    """The requests, drawn or of a trace, in their order."""
 
     num_prompts: int | None = 2048
     """None for as many as the trace has."""
@@ -93,7 +93,7 @@ class Workload:
     trace: Path | None = None
     """Requests from a file instead of the two distributions."""
     timed_trace: TimedTrace = field(default_factory=TimedTrace)
-    """How to read it."""
+    """How to read the file."""
     prefix_share: float = 0.0
     """Share of each prompt that is the beginning of one of `num_prefixes` texts."""
     num_prefixes: int = 8
@@ -121,7 +121,7 @@ class Workload:
         ]
         for request in requests if self.prefix_share else ():
             if self.prefixes_cached:
-                request.chunk_size = 128  # nothing is computed of them, so few do
+                request.chunk_size = 128  # large, because none of them is computed
             chunks = int(self.prefix_share * request.prompt_len) // request.chunk_size
             texts = self.num_prefixes
             text = rng.randrange(texts)
@@ -136,12 +136,12 @@ def traced_requests(
     session_shared: int = 0,
     session_turns: int | None = None,
 ) -> list[SimRequest]:
-    """The first requests of a trace; what has no times is repeated up to `count`.
+    """The first `count` requests of a trace, which is repeated if it has no times.
 
-    A session that is repeated is another one, with other texts but for what is shared.
+    A repeated session has other texts but for the shared tokens.
 
     Raises:
-        UsageError: there are fewer with times, or the trace has no sessions.
+        UsageError: a trace with times has fewer, or the trace has no sessions.
     """
     has_sessions = any(isinstance(row.hash_ids, Runs) for row in trace.rows)
     if (session_shared or session_turns is not None) and not has_sessions:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""The cost model as `adaptive` learns it."""
+"""Converts the costs that `adaptive` learns to the simulator's cost model."""
 
 from vllm_balance.core.policies.cost import StepCost
 
@@ -8,10 +8,10 @@ from .model import LEAST_STEP, CostModel
 
 
 def cost_model(cost: StepCost, full: float) -> CostModel:
-    """The simulator's, which counts tokens, from the policy's.
+    """The simulator's cost model, which is per token.
 
     Args:
-        cost: says seconds of a full step.
+        cost: the policy's, which is per full step.
         full: prompt tokens of a full step.
     """
     prefill = cost.own + cost.shared

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-balance project
-"""How long the ranks' common step takes, from what each of them computes.
+"""The time of the ranks' common step, from what each rank computes.
 
 The options and `CostModel` say seconds per token. `adaptive` and the pages
 say the same in seconds per full step of N tokens (`max_num_batched_tokens`):
 
 =========================================== ============================
-here                                        `balance/policies/step_cost`
+here                                        `core/policies/cost`
 =========================================== ============================
 t0 + a·decodes + context·tokens (+ experts) decode
 c                                           fixed
@@ -25,9 +25,9 @@ from typing import NamedTuple
 from ...errors import UsageError
 
 MOST = 1e6
-"""Of every constant."""
+"""The largest value of a constant."""
 LEAST_STEP = 1e-9
-"""Seconds."""
+"""The shortest step in seconds."""
 
 
 class Loads(NamedTuple):
@@ -42,14 +42,14 @@ class Loads(NamedTuple):
     its drafts read them with it."""
     attended: Sequence[float] = ()
     """Tokens that the prompt tokens attend to, summed: a chunk of n at position p
-    counts n·(p + n/2). Empty where nobody asks."""
+    counts n·(p + n/2). May be empty if it is not needed."""
     before: Sequence[int] = ()
-    """Positions at which the chunks of prompts begin, summed. Empty as well."""
+    """Positions at which the chunks of prompts begin, summed. May be empty, too."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The slowest rank's work, on top of a constant; see `step_seconds`."""
+    """A step takes a constant plus the slowest rank's work: see `step_seconds`."""
 
     t0: float
     """Seconds of a step that computes nothing."""
@@ -84,7 +84,7 @@ class CostModel:
     """Steps vary uniformly by plus or minus half this share."""
     launch: float = 0.0
     """Share of a step that is computed when its launch returns, with asynchronous
-    scheduling: 0 where that is at once, 1 where the rank's own process computes."""
+    scheduling: 0 if it returns at once, 1 if the rank's process itself computes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -114,7 +114,7 @@ class CostModel:
             )
 
     def with_drafts(self, drafts: int) -> "CostModel":
-        """What steps cost in which the drafter runs so often."""
+        """The cost model of steps with a number of drafts."""
         return replace(self, t0=self.t0 + drafts * self.drafter)
 
     def step_seconds(self, loads: Loads) -> float:
@@ -126,24 +126,24 @@ class CostModel:
         the mean over the ranks. The rows of a rank are its prompt tokens; with padding
         those of a rank without any are the most that another rank has.
         """
-        alike, own, shared = self.parts(loads)
-        seconds = alike + max(own)
+        common, own, shared = self.parts(loads)
+        seconds = common + max(own)
         return seconds + shared + self.c if any(loads.prefill) else seconds
 
     def parts(self, loads: Loads) -> tuple[float, Sequence[float], float]:
-        """Seconds that the step takes any rank, each by itself, and all by their mean.
+        """Seconds that are the same for all ranks, those of each rank, and shared ones.
 
-        Without `c`.
+        `c` is not among them.
         """
         prefill, decodes = loads.prefill, loads.decodes
-        alike = self.t0
+        common = self.t0
         if self.experts:
             tokens = sum(decodes) + sum(prefill)
-            alike -= self.experts * math.expm1(-tokens / self.experts_tokens)
+            common -= self.experts * math.expm1(-tokens / self.experts_tokens)
         a, context, own = self.a, self.context, self.b * (1 - self.phi)
         if not any(prefill):
-            each = zip(decodes, loads.context, strict=True)
-            return alike, [a * n + context * tokens for n, tokens in each], 0.0
+            rank_pairs = zip(decodes, loads.context, strict=True)
+            return common, [a * n + context * tokens for n, tokens in rank_pairs], 0.0
         seconds = [
             a * requests + context * attended_to + own * tokens
             for requests, attended_to, tokens in zip(
@@ -163,7 +163,7 @@ class CostModel:
         rows = sum(prefill)
         if self.padded:
             rows += max(prefill) * prefill.count(0)
-        return alike, seconds, self.b * self.phi * rows / len(prefill)
+        return common, seconds, self.b * self.phi * rows / len(prefill)
 
     def noisy(self, seconds: float, rng: random.Random) -> float:
         """The duration of one step that takes `seconds` on average."""
