@@ -96,6 +96,25 @@ def test_no_rooms_of_the_tools_import_each_other_in_a_circle():
     TopologicalSorter(arrows("tools")).prepare()
 
 
+def test_no_parts_of_the_simulator_import_each_other_in_a_circle():
+    parts, simulator = {}, ["vllm_balance", "simulator"]
+    for path, module in modules("/".join(simulator)):
+        names = [name.split(".") for name in imported(path, module)]
+        found = {name[2] for name in names if name[:2] == simulator and name[2:]}
+        (part,) = module[2:3] or ["__init__"]
+        parts.setdefault(part, set()).update(found - {part})
+    assert parts["rank"] >= {"requests", "step_time"}
+    TopologicalSorter(parts).prepare()
+
+
+def test_the_laboratory_imports_no_test():
+    tests = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    found = {n for path, module in modules("bench") for n in imported(path, module)}
+    found = {name.partition(".")[0] for name in found}
+    assert {"grids", "vllm_balance"} <= found
+    assert found & tests == set()
+
+
 def test_the_product_imports_neither_tools_nor_the_laboratory():
     others = {path.stem for path in (ROOT / "bench").glob("*") if path.name != "traces"}
     for folder in ("vllm_balance", BALANCE.replace(".", "/"), "vllm/fixes", "tools"):

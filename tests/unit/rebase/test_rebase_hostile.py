@@ -34,10 +34,6 @@ def sdist(folder, files):
     return make_sdist(folder, "vllm-2.0", files)
 
 
-WITHOUT = {path: text for path, text in UPSTREAM.items() if text is not ENGINE}
-"""Upstream's files, but for the engine."""
-
-
 # name: (upstream, patch that stops, its status, part of what is said)
 REFUSED: dict[str, tuple[Files, str, str, str]] = {
     "anchor duplicated": (
@@ -53,7 +49,7 @@ REFUSED: dict[str, tuple[Files, str, str, str]] = {
         "Engine.loop does not exist any more",
     ),
     "moved to a new module": (
-        {**WITHOUT, "vllm/core/engine.py": ENGINE},
+        {"vllm/__init__.py": b"", "vllm/core/engine.py": ENGINE},
         "gate.patch",
         "target-deleted",
         "vllm/engine.py is gone",

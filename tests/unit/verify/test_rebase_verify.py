@@ -93,9 +93,8 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(tmp_path):
     found = select(tree, ["vllm/v1/core/sched/scheduler.py"])
     assert [Path(name).name for name in found] == ["test_direct.py", "test_helped.py"]
     copy_tests(tree, tmp_path / "copy")
-    assert (tmp_path / "copy/tests/v1/core/utils.py").is_file()
-    assert (tmp_path / "copy/switch_balance_on.py").is_file()
-    assert (tmp_path / "copy/pyproject.toml").is_file()
+    for name in ("tests/v1/core/utils.py", "switch_balance_on.py", "pyproject.toml"):
+        assert (tmp_path / "copy" / name).is_file()
 
 
 def test_only_what_passes_without_the_patches_can_newly_fail():
@@ -117,7 +116,6 @@ def test_only_what_passes_without_the_patches_can_newly_fail():
     [
         ({"a": FAILED, "c": PASSED}, r"found 1: a: failed \(our engine tests\)"),
         ({"a": SKIPPED}, "found 1: no engine test of ours passes"),
-        ({}, "found 1: no engine test of ours passes"),
         ({"a": SKIPPED, "c": PASSED}, ""),
     ],
 )
