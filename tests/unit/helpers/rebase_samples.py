@@ -105,10 +105,7 @@ UPSTREAM: Files = {
     "vllm/engine.py": ENGINE,
     "vllm/queue.py": QUEUE,
 }
-ASCEND: Files = {
-    "vllm_ascend/__init__.py": b"",
-    "vllm_ascend/plugin.py": PLUGIN,
-}
+ASCEND: Files = {"vllm_ascend/__init__.py": b"", "vllm_ascend/plugin.py": PLUGIN}
 
 IMPORT = b"from vllm.balance import create_gate\n"
 GATE = b"        self.gate = create_gate(config)\n"
