@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from balance_tools.distribution import Choice
+from balance_tools.errors import ToolError
+from balance_tools.paths import Paths
+from balance_tools.wheel.plan import make_plan
 from conftest import HERE, ROOT, Build
 from test_reproducible import copy_sources
 
@@ -20,19 +23,10 @@ def copy(build: Build, tmp_path: Path) -> Path:
     return copy_sources(tmp_path / "copy", linked=("vllm", "vllm_ascend"))
 
 
-def refusal(root: Path, choice: Choice | None = None) -> str:
-    """The one line that the failing build says why."""
-    result = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(root)],
-        env=os.environ | (choice or Choice()).environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode != 0
-    assert not list(root.glob("dist/*"))
-    lines = (result.stdout + result.stderr).splitlines()
-    (line,) = [line for line in lines if line.startswith("error: ")]
-    return line
+def refusal(root: Path) -> str:
+    with pytest.raises(ToolError) as caught:
+        make_plan(Paths(root), Choice())
+    return str(caught.value)
 
 
 def test_without_the_vendored_tree(copy):
@@ -61,6 +55,16 @@ def test_without_a_licence_of_upstream(copy):
     assert "NOTICE: expected a licence file" in refusal(copy)
 
 
-def test_without_kernels(copy):
+def test_without_kernels_a_build_says_so_and_leaves_no_wheel(copy):
     (copy / "build" / "kernels").unlink(missing_ok=True)
-    assert "expected the kernels of" in refusal(copy, HERE)
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(copy)],
+        env=os.environ | HERE.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert not list(copy.glob("dist/*"))
+    lines = (result.stdout + result.stderr).splitlines()
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert "expected the kernels of" in line

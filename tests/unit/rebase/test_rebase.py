@@ -20,6 +20,7 @@ from rebase_samples import (
     SYNC,
     SYNC_AND_WAVE,
     UPSTREAM,
+    WITH_EXCHANGE,
     edit,
     make_sdist,
     misplaced,
@@ -115,6 +116,25 @@ def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
     assert rebase(root, "--sdist", archive) == 0
     assert EXCHANGE.decode() in (root / "patches/vllm/exchange.patch").read_text()
     assert not (root / "lines/next").exists()
+
+
+def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
+    before = tracked(root)
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", WITH_EXCHANGE))) == 3
+    found = statuses(root, "2.0")
+    assert found.pop("defer.patch") == "untouched"
+    assert set(found.values()) == {"already-upstream"}
+    assert tracked(root) == before
+
+
+def test_line_ends_and_a_byte_order_mark_are_kept(root, tmp_path):
+    upstream = b"\xef\xbb\xbf" + ENGINE.replace(b"\n", b"\r\n")
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", upstream))) == 0
+    tree = ensure_pristine(load_lock(root / "upstream.toml").vllm, Paths(root))
+    patched = patched_engine(root / "patches/vllm", tree)
+    assert misplaced(patched) == []
+    assert patched.count(b"\n") == patched.count(b"\r\n")
+    assert patched.startswith(upstream[:3])
 
 
 def test_where_a_hook_has_no_clear_place_the_new_file_shows_the_conflict(

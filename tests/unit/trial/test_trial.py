@@ -72,9 +72,9 @@ def looked_at(gain: float, noise: float, seed: int, most: int = 12) -> Interval:
 
 
 def test_looking_after_each_block_finds_nothing_where_there_is_nothing():
-    """In more than one of twenty; a thousand trials say it to a point."""
-    found = sum(looked_at(0.0, 0.1, seed).differs for seed in range(1000))
-    assert found <= 50
+    """In more than one of twenty."""
+    found = sum(looked_at(0.0, 0.1, seed).differs for seed in range(200))
+    assert found <= 10
 
 
 @pytest.mark.parametrize("gain", [0.2, -0.2])

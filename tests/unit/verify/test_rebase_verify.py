@@ -68,7 +68,7 @@ SLEEPS = b"import time\n\ndef test_a():\n    time.sleep(600)\n"
     [
         (b"import os\nos.abort()\n", 120, "(did not run)"),
         (b"x = 1\n", 120, "(no tests)"),
-        (SLEEPS, 3, "(no end after 3 s)"),
+        (SLEEPS, 1, "(no end after 1 s)"),
     ],
 )
 def test_a_file_without_results_is_a_failure(tmp_path, text, seconds, said):
