@@ -23,7 +23,6 @@ from containers import Podman, make_podman
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("mmdebstrap", "podman", "runc")
 BARE = "localhost/bare-debian"
-REMOTE = ("http", "https")
 PIP_CERT = "/etc/pip-cert.pem"
 SPACE_GB = 16
 """Free disk that the build needs: 14 GB were seen, most of it copies of PyTorch."""
@@ -128,14 +127,12 @@ def settings_for_pip(config: pip_config.PipSettings, settings: Path) -> list[str
             # The pages of an index link to files beside its folder.
             folders.add(folder if source.setting == "find-links" else folder.parent)
     volumes = [f"{folder}:{folder}" for folder in folders]
-    if "proxy" in options:
-        values["proxy"] = options["proxy"]
+    names = options.keys() & {"proxy", "trusted-host"}
+    values |= {name: options[name] for name in sorted(names)}
     if "cert" in options:
         # Not where it lies here: a package of Debian writes there.
         values["cert"] = PIP_CERT
-        volumes.append(f"{options['cert']}:{values['cert']}")
-    if "trusted-host" in options:
-        values["trusted-host"] = options["trusted-host"]
+        volumes.append(f"{options['cert']}:{PIP_CERT}")
     lines = [f"{name} = {value}" for name, value in values.items()]
     settings.write_text("\n".join(["[global]", *lines, ""]))
     return [f"--volume={volume}:ro" for volume in volumes]

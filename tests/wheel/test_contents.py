@@ -197,20 +197,6 @@ def test_entry_points_are_those_of_both_upstreams_and_ours(choice, archive, path
         assert others == []
 
 
-def test_only_the_first_dist_info_lists_code(archive):
-    """What removes one of the others, as `uv pip sync` does, leaves the code."""
-    first, *others = sorted(
-        (n for n in archive.namelist() if n.endswith(".dist-info/RECORD")),
-        key=lambda name: name.count("/"),
-    )
-    assert "vllm_balance/cli.py," in archive.read(first).decode()
-    assert others
-    for name in others:
-        rows = archive.read(name).decode().splitlines()
-        folder = name.split("/")[-2]
-        assert [row for row in rows if not row.startswith(f"{folder}/")] == []
-
-
 def test_record_says_what_the_wheel_was_built_from(choice, archive, paths):
     record = json.loads(archive.read("vllm_balance/build.json"))
     assert record["lock"] == paths.lock.read_text()

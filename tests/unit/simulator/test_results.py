@@ -1,7 +1,6 @@
 """What `vllm-balance` writes: advice, tables and files."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from vllm_balance.simulator.results import (
     PolicyResult,
     read_json,
     table_rows,
-    write_json,
 )
 
 
@@ -118,14 +116,6 @@ def test_advice_holds_for_a_longer_run(capsys):
     options = "-dp 4 --max-num-seqs 128 --input-len 600 --output-len 20 --num-seeds 1"
     run(recommend, *options.split(), "--policy", "align")
     assert capsys.readouterr().out.splitlines()[-1].startswith("Leave it off")
-
-
-def test_json_has_null_for_what_is_no_number(tmp_path):
-    write_json(tmp_path / "r", {"a": [math.nan, {"b": math.inf}], "c": (1.5,)})
-    assert json.loads((tmp_path / "r").read_text()) == {
-        "a": [None, {"b": None}],
-        "c": [1.5],
-    }
 
 
 def test_answers_of_one_token_have_no_time_per_token(capsys):
