@@ -1,10 +1,10 @@
 """The table of advisories is true: of the patches, of the sources, and on the page."""
 
 import ast
+import re
 from dataclasses import replace
 from datetime import date
 from functools import cache
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -201,14 +201,11 @@ def test_only_a_patch_that_names_a_release_is_fixed_by_one():
     ],
 )
 def test_a_wrong_table_is_refused_with_its_place(tmp_path, old, new, said):
-    path: Path = tmp_path / TABLE_NAME
-    path.write_text(ENTRY)
+    (path := tmp_path / TABLE_NAME).write_text(ENTRY)
     assert [one.id for one in load_advisories(path).advisories]
     path.write_text(ENTRY.replace(old, new))
-    with pytest.raises(ToolError) as caught:
+    with pytest.raises(ToolError, match=f"^{path}.*{re.escape(said)}"):
         load_advisories(path)
-    assert str(caught.value).startswith(str(path))
-    assert said in str(caught.value)
 
 
 def test_an_advisory_stands_there_once_and_a_table_must_be_there(tmp_path):

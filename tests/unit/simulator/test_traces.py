@@ -243,12 +243,9 @@ OTHERS = {
 @pytest.mark.parametrize("content", OTHERS)
 def test_what_is_of_another_format_gets_the_sentence_that_helps(content, tmp_path):
     path = written(tmp_path, content)
-    with pytest.raises(UsageError) as caught:
+    said = f"^{path}{OTHERS[content]}: .*give lines like .*docs/simulate.md how to conv"
+    with pytest.raises(UsageError, match=said):
         read_trace(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}{OTHERS[content]}: ")
-    assert 'give lines like {"timestamp": 27000, "input_length": 6955' in said
-    assert "docs/simulate.md how to convert" in said
 
 
 def test_files_that_are_no_text(tmp_path):

@@ -393,8 +393,8 @@ def test_stretches_last_three_answers_and_half_of_one_is_left_out(loop):
     assert given.measured.washout == pytest.approx(2, abs=0.2)
     assert "too long for stretches of 5 s" in report.warnings(given.judged)[0]
     traffic = {"clients": None, "rate": 2.0, "requests": range(9999)}
-    random, _ = ran(loop, Site(), ["off", "adaptive"], 4, **traffic)
-    assert random.measured.washout == pytest.approx(4, abs=0.4)
+    drawn, _ = ran(loop, Site(), ["off", "adaptive"], 4, **traffic)
+    assert drawn.measured.washout == pytest.approx(4, abs=0.4)
 
 
 def test_policies_take_the_server_in_random_blocks(loop):

@@ -1,4 +1,5 @@
 import os
+import re
 import tarfile
 
 import pytest
@@ -60,11 +61,9 @@ ESCAPES: dict[str, list[Member]] = {
 @pytest.mark.parametrize("members", ESCAPES.values(), ids=ESCAPES.keys())
 def test_an_archive_that_leaves_its_folder_is_refused(members, archive, dest, tmp_path):
     archive.write_bytes(make_tar([file_member("t/fine.py", ""), *members]))
-    with pytest.raises(ToolError) as caught:
+    said = f"{archive}: expected only files below its own folder.*"
+    with pytest.raises(ToolError, match=said + re.escape(repr(members[-1][0].name))):
         extract_sdist(archive, dest)
-    message = str(caught.value)
-    assert message.startswith(f"{archive}: expected only files below its own folder")
-    assert repr(members[-1][0].name) in message
     assert contents(tmp_path) == ["pristine", "vllm-1.tar.gz"]
 
 
