@@ -31,10 +31,6 @@ def written(name, text):
     return lambda m: m.write(name, text)
 
 
-def gone(name):
-    return lambda m: (m.folder / "root" / name.lstrip("/")).unlink()
-
-
 def other(name, version):
     def change(machine):
         machine.remove(name)
@@ -105,7 +101,7 @@ FAULTS = [  # how it is broken, and the line: state, name, found, and what to do
     ),
     (smi(table(used=40000)), "warn | NPU 0 | 40000 of 65536 MB | other containers"),
     (
-        gone("/dev/devmm_svm"),
+        lambda m: (m.folder / "root/dev/devmm_svm").unlink(),
         "bad | /dev/devmm_svm | no such file | --device /dev/devmm_svm",
     ),
     (

@@ -39,12 +39,6 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-def test_csv_of_azure(tmp_path):
-    rows = read_trace(written(tmp_path, AZURE)).rows
-    assert [row[:2] for row in rows] == OF_AZURE
-    assert [row.time for row in rows] == pytest.approx([0, 0.052, 29.479069])
-
-
 @pytest.mark.parametrize(
     ("first", "second", "seconds"),
     [
@@ -79,7 +73,7 @@ def test_csv_with_other_names_and_requests_that_failed(tmp_path, capsys):
 
 @pytest.mark.parametrize("unit", [1e3, 1e9])
 def test_times_since_1970_in_a_shorter_unit_are_no_seconds(unit, tmp_path, capsys):
-    """Of a table it is said that they are taken for seconds, of others refused, too."""
+    """Of a table, whose times are read as seconds, and of Mooncake's milliseconds."""
     stamps = [int(unit * (1.7e9 + number)) for number in range(3)]
     lines = "".join(f"{stamp},9,5\n" for stamp in stamps)
     for content in (

@@ -23,23 +23,13 @@ from rebase_samples import write_tree
 
 SAMPLE = b"""\
 import os, pytest
-
-def test_good():
-    assert "here" in os.environ["WHERE"]
-
-def test_bad():
-    assert False
-
+def test_good(): assert "here" in os.environ["WHERE"]
+def test_bad(): assert False
 @pytest.fixture
-def broken():
-    raise OSError
-
-def test_error(broken):
-    pass
-
+def broken(): raise OSError
+def test_error(broken): pass
 @pytest.mark.skip
-def test_skipped():
-    pass
+def test_skipped(): pass
 """
 
 
