@@ -45,6 +45,9 @@ FINISH = b"            self.finish(executed)\n"
 CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, FINISH))
 
 
+pytestmark = pytest.mark.usefixtures("types_fit")
+
+
 def sdist(folder: Path, version: str, engine: bytes) -> Path:
     return make_sdist(folder, f"vllm-{version}", {**UPSTREAM, ENGINE_PY: engine})
 
@@ -55,7 +58,8 @@ def placed_engine(root: Path) -> bytes:
     return patched_engine(series, Paths(root).unpacked("vllm", "2.0"))
 
 
-def test_series_and_lock_move_together(root, tmp_path):
+def test_series_and_lock_move_together(root, tmp_path, monkeypatch):
+    monkeypatch.undo()  # mypy is asked
     before = tracked(root)
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
     lock = load_lock(root / "upstream.toml")
@@ -211,6 +215,7 @@ def test_files_of_ours_that_do_not_fit_are_refused_whatever_git_says(
     root, tmp_path, monkeypatch, capsys
 ):
     """In a folder without git, or while GIT_DIR means another repository."""
+    monkeypatch.undo()  # mypy is asked
     without = {path: text for path, text in UPSTREAM.items() if path != "vllm/queue.py"}
     moved = replaced(ENGINE, (b"from vllm.queue import Queue\n", b"Queue = list\n"))
     files = {**without, ENGINE_PY: moved}
