@@ -1,6 +1,7 @@
 """Which rooms import which: no arrow runs back up, and only one runs into vllm/."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -126,3 +127,10 @@ def test_the_product_imports_neither_tools_nor_the_laboratory():
             assert not tops & others, path
             if folder != "tools":
                 assert "balance_tools" not in tops, path
+
+
+def test_the_product_knows_no_rival():
+    files = [path for path, _ in modules("vllm_balance/simulator")]
+    assert len(files) > 30
+    rival = re.compile(r'"(sglang-|atom|trtllm|0\.30)')
+    assert [path for path in files if rival.search(path.read_text())] == []
