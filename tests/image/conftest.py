@@ -88,9 +88,7 @@ def pip_settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[s
 
 @pytest.fixture(scope="session")
 def image(
-    podman: Podman,
-    debian: Callable[..., str],
-    pip_settings: tuple[Path, list[str]],
+    podman: Podman, debian: Callable[..., str], pip_settings: tuple[Path, list[str]]
 ) -> str:
     """The image, built with the options that this machine's pip needs."""
     paths = Paths(ROOT)

@@ -72,11 +72,7 @@ def test_intact_when_byte_code_was_written_or_cleaned(tampered):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("vllm/envs.py", "modified"),
-        ("vllm/py.typed", "missing"),
-    ],
+    ("name", "found"), [("vllm/envs.py", "modified"), ("vllm/py.typed", "missing")]
 )
 def test_modified_or_missing(tampered, name, found):
     path = tampered.packages / name

@@ -94,17 +94,9 @@ STEP = b"            executed = self.step()\n"
 @pytest.mark.parametrize(
     ("change", "status", "reason"),
     [
-        (
-            (SYNC, SYNC + STEP + SYNC),
-            CONFLICT,
-            "occurs 2 times in Engine.l",
-        ),
+        ((SYNC, SYNC + STEP + SYNC), CONFLICT, "occurs 2 times in Engine.l"),
         ((STEP, STEP + HOOK), CONFLICT, "itself uses"),
-        (
-            (b"loop(self)", b"run(self)"),
-            GONE,
-            "does not exist any",
-        ),
+        ((b"loop(self)", b"run(self)"), GONE, "does not exist any"),
         (None, GONE, "m.py is gone"),
         ((b"(Base):", b"(Base:"), CONFLICT, "not valid Python"),
         (

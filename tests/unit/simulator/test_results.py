@@ -9,11 +9,7 @@ from verbs import run
 from vllm_balance.simulator import recommend, simulate
 from vllm_balance.simulator.metrics import Metrics
 from vllm_balance.simulator.recommend import advise
-from vllm_balance.simulator.results import (
-    PolicyResult,
-    read_json,
-    table_rows,
-)
+from vllm_balance.simulator.results import PolicyResult, read_json, table_rows
 
 
 def result(policy: str, *e2e_ms: float, **figures: float | None) -> PolicyResult:

@@ -55,8 +55,7 @@ def test_csv_has_dates_or_seconds(first, second, seconds, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("\n", "\r\n"), ("4808", '"4808"'), (",", ";"), (",", "\t")],
+    ("old", "new"), [("\n", "\r\n"), ("4808", '"4808"'), (",", ";"), (",", "\t")]
 )
 def test_csv_as_programs_write_it(old, new, tmp_path):
     path = written(tmp_path, "\ufeff" + AZURE.replace(old, new))
