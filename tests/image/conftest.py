@@ -29,7 +29,6 @@ SPACE_GB = 16
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to run where nothing could be found out."""
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if os.geteuid() != 0:
         lacking.insert(0, "the rights of root")

@@ -87,7 +87,6 @@ def test_a_shell_make_the_disk_and_our_parsers_take_the_commands(page):
 
 
 def our_parser_takes(given):
-    """It exits if it does not."""
     if given[0] == "trial":
         trial = command_of_trial.parse(given[1:])
         assert trial.serve or trial.args.deployment
@@ -115,7 +114,6 @@ def test_recommend_says_what_is_shown(page):
 
 
 def test_each_preset_of_a_device_is_for_some_model():
-    """As far as the table goes that says which."""
     page = (ROOT / "docs" / "models.md").read_text().partition("## Which preset")[2]
     named = {*re.findall(r"`(a\d-[\w-]+)`", page)}
     assert named == {name for name in PRESETS if name.startswith("a")}
@@ -215,7 +213,6 @@ def test_the_readme_says_what_real_ranks_measured():
 
 
 def test_the_results_say_in_words_what_the_cells_show():
-    """Counts, means and extremes beside the tables."""
     several, alone = (
         json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["cells"]
         for name in ("regimes", "one_rank")

@@ -63,7 +63,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture(scope="module")
 def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A writable copy of the plugin's sdist, for its own setup.py."""
     folder = tmp_path_factory.mktemp("upstream") / "tree"
     shutil.copytree(PRISTINE, folder, symlinks=True, ignore=NO_CACHE)
     return folder
@@ -120,7 +119,6 @@ def asked_by_upstream(
 
 
 def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]:
-    """What our superbuild asks of cmake."""
     for left in (tree.parent / "superbuild", tree / "csrc/build", tree / "vllm_ascend"):
         shutil.rmtree(left, ignore_errors=True)
     toolchain = find_toolchain(replace(SOURCE, soc=soc))

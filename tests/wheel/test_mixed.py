@@ -58,7 +58,6 @@ def starts(environment: Environment) -> bool:
 
 
 def refusal(environment: Environment) -> str:
-    """The one line with which it refuses to start."""
     result = environment.run("python", "-c", ASK, check=False)
     assert result.returncode == 1, result.stdout
     (line,) = result.stderr.splitlines()

@@ -73,8 +73,6 @@ def test_time_passes_for_the_device():
 
 
 class Controller:
-    """A policy that decides wrongly."""
-
     learned = None
 
     def __init__(self, admit, reason=None):

@@ -19,7 +19,6 @@ SERIES = load_series(PATHS.patches("vllm"))
 
 @pytest.fixture
 def tree(tmp_path):
-    """A release, which a test edits."""
     pristine = ensure_pristine(load_lock(PATHS.lock).vllm, PATHS)
     tree, left_out = tmp_path / "upstream", shutil.ignore_patterns("*.json", "*.so")
     shutil.copytree(pristine / "vllm", tree / "vllm", ignore=left_out)

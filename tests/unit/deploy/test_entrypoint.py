@@ -43,7 +43,6 @@ MISSING = {
 
 @pytest.fixture
 def root(tmp_path):
-    """A root with all that an Ascend container has."""
     root = tmp_path / "root"
     for name, text in FILES.items():
         path = root / name

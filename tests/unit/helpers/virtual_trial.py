@@ -30,8 +30,6 @@ CLIENTS, PER_SECOND = 16, 2.6
 
 
 class Switched:
-    """Decides as the policy whose time it is."""
-
     def __init__(self, plan, length, in_flight):
         self.plan, self.length, self.now = plan, length, 0.0
         self.own = {p: make_controller(served_name(p), in_flight) for _, p in plan}

@@ -8,8 +8,6 @@ from vllm_server import Server, is_alive
 
 
 class Imposter(Server):
-    """A Server that runs a Python program in the place of vLLM."""
-
     def __init__(self, folder, program):
         super().__init__(folder, folder)
         self._command = [sys.executable, "-c", program, str(self.port)]

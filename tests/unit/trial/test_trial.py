@@ -212,8 +212,6 @@ def test_stretches_say_what_whole_runs_say_to_two_points(rate):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes at once."""
-
     def __init__(self):
         super().__init__()
         self.now, select = 0.0, self._selector.select
@@ -231,7 +229,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def loop(monkeypatch):
-    """In whose time the trial runs."""
     found = VirtualLoop()
     clock = SimpleNamespace(perf_counter=found.time, time=found.time)
     for module in (load, switchback):
@@ -246,7 +243,6 @@ def loop(monkeypatch):
 
 
 def load_of(**more) -> Sending:
-    """A load of five requests from two clients."""
     given = {"requests": list(range(5)), "send": None, "clients": 2}
     return Sending(**given | more)
 
