@@ -37,27 +37,21 @@ def python(tmp_path):
     return program.with_name("python")
 
 
-def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch, python):
-    served = ranks.Served(2)
-    given = (python, tmp_path / "gain", tmp_path, LOAD, served, ("off", "adaptive"), 3)
-    monkeypatch.setenv("STATUS", "0")
-    ranks.run_trial(*given)
-    assert capfd.readouterr() == ("ours\n", "")
-    monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
-        ranks.run_trial(*given)
-
-
-def test_each_rank_stays_on_a_core_where_there_are_enough(
-    tmp_path, monkeypatch, python
+def test_ranks_stay_on_cores_and_what_other_programs_write_is_in_a_log(
+    tmp_path, capfd, monkeypatch, python
 ):
-    monkeypatch.setenv("STATUS", "0")
+    rest = ("off", "adaptive"), 3
     cores = sorted(os.sched_getaffinity(0))
     every = "|".join(map(str, cores))
+    monkeypatch.setenv("STATUS", "0")
     for count, said in ((len(cores), every), (len(cores) + 1, "nobind")):
         given = python, tmp_path / "gain", tmp_path, LOAD, ranks.Served(count)
-        ranks.run_trial(*given, ("off", "adaptive"), 3)
+        ranks.run_trial(*given, *rest)
         assert (tmp_path / "binding").read_text() == f"{said}\n"
+        assert capfd.readouterr() == ("ours\n", "")
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
+        ranks.run_trial(*given, *rest)
 
 
 def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
