@@ -29,30 +29,21 @@ def refusal(root: Path) -> str:
     return str(caught.value)
 
 
-def test_without_the_vendored_tree(copy):
+def test_sources_that_are_not_whole_are_refused(copy):
+    notice, series = copy / "NOTICE", copy / "patches" / "vllm" / "series"
+    notice.rename(copy / "other")
+    assert "NOTICE: expected a licence file" in refusal(copy)
+    (copy / "other").rename(notice)
+    patch = series.with_name(series.read_text().split()[-1])
+    patch.write_text((text := patch.read_text()) + "\n")
+    assert "found none or those of another; run `make vendor`" in refusal(copy)
+    patch.write_text(text)
     (copy / "vllm").unlink()
     assert "make vendor" in refusal(copy)
-
-
-def test_with_an_edited_upstream_file(copy):
-    (copy / "vllm").unlink()
     shutil.copytree(ROOT / "vllm", copy / "vllm")
     with (copy / "vllm" / "envs.py").open("a") as file:
         file.write("# edited\n")
     assert "vllm/envs.py: expected what `make vendor` wrote" in refusal(copy)
-
-
-def test_with_a_patch_that_is_not_applied(copy):
-    series = copy / "patches" / "vllm" / "series"
-    last = series.read_text().split()[-1]
-    with (series.parent / last).open("a") as file:
-        file.write("\n")
-    assert "found none or those of another; run `make vendor`" in refusal(copy)
-
-
-def test_without_a_licence_of_upstream(copy):
-    (copy / "NOTICE").unlink()
-    assert "NOTICE: expected a licence file" in refusal(copy)
 
 
 def test_without_kernels_a_build_says_so_and_leaves_no_wheel(copy):
