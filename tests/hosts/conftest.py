@@ -27,7 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to touch the machine's own network."""
     if not in_own_namespace():
         raise pytest.UsageError(
             "tests/hosts: expected a network namespace with no interface but the "

@@ -87,7 +87,6 @@ class Group:
         assert error is not None or not left, f"processes left behind: {left}"
 
     def start(self):
-        """Start all hosts at once and wait until every server answers."""
         for process in self._all():
             process.start()
         for server in self.servers:
@@ -101,13 +100,11 @@ class Group:
             process.wait(timeout)
 
     def kill(self, host):
-        """End everything on a host at once, as its restart does."""
         for process in self.processes[host]:
             process.kill()
 
     @contextlib.contextmanager
     def supervised(self):
-        """Start again what ends, as the units in deploy/systemd do."""
         ended = threading.Event()
 
         def supervise(process):

@@ -41,7 +41,6 @@ class Host:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What goes before a command that is to run on this host."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--")
 
     def cut(self) -> None:
@@ -51,7 +50,6 @@ class Host:
         _run("ip", "link", "set", self.name, "up")
 
     def slow(self) -> None:
-        """Make the link slow and lossy, in both directions."""
         _run("tc", "qdisc", "replace", "dev", self.name, "root", *SLOW)
         _run(*self.enter, *("tc", "qdisc", "replace", "dev", INTERFACE, "root", *SLOW))
 

@@ -23,14 +23,12 @@ from containers import Podman, make_podman
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("mmdebstrap", "podman", "runc")
 BARE = "localhost/bare-debian"
-REMOTE = ("http", "https")
 PIP_CERT = "/etc/pip-cert.pem"
 SPACE_GB = 16
 """Free disk that the build needs: 14 GB were seen, most of it copies of PyTorch."""
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to run where nothing could be found out."""
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if os.geteuid() != 0:
         lacking.insert(0, "the rights of root")
@@ -89,9 +87,7 @@ def pip_settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[s
 
 @pytest.fixture(scope="session")
 def image(
-    podman: Podman,
-    debian: Callable[..., str],
-    pip_settings: tuple[Path, list[str]],
+    podman: Podman, debian: Callable[..., str], pip_settings: tuple[Path, list[str]]
 ) -> str:
     """The image, built with the options that this machine's pip needs."""
     paths = Paths(ROOT)
@@ -128,14 +124,12 @@ def settings_for_pip(config: pip_config.PipSettings, settings: Path) -> list[str
             # The pages of an index link to files beside its folder.
             folders.add(folder if source.setting == "find-links" else folder.parent)
     volumes = [f"{folder}:{folder}" for folder in folders]
-    if "proxy" in options:
-        values["proxy"] = options["proxy"]
+    names = options.keys() & {"proxy", "trusted-host"}
+    values |= {name: options[name] for name in sorted(names)}
     if "cert" in options:
         # Not where it lies here: a package of Debian writes there.
         values["cert"] = PIP_CERT
-        volumes.append(f"{options['cert']}:{values['cert']}")
-    if "trusted-host" in options:
-        values["trusted-host"] = options["trusted-host"]
+        volumes.append(f"{options['cert']}:{PIP_CERT}")
     lines = [f"{name} = {value}" for name, value in values.items()]
     settings.write_text("\n".join(["[global]", *lines, ""]))
     return [f"--volume={volume}:ro" for volume in volumes]

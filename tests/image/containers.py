@@ -42,7 +42,6 @@ class Podman:
         return result.stdout.rstrip("\n")
 
     def attempt(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of podman that may fail."""
         return subprocess.run(
             ["podman", *arguments], env=self.variables, capture_output=True, text=True
         )
@@ -69,14 +68,12 @@ class Podman:
         )
 
     def output(self, *arguments: str) -> str:
-        """What a container prints that must end well."""
         result = self.run(*arguments)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout.rstrip("\n")
 
 
 def make_podman(folder: Path) -> Podman:
-    """A podman whose configuration, images and caches lie in `folder`."""
     temporary = folder / "tmp"
     temporary.mkdir()
     containers = folder / "containers.conf"

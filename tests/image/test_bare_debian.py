@@ -51,11 +51,7 @@ def test_a_newcomer_runs_the_commands(suite, podman, debian, pip_settings, tmp_p
             *volumes,
             "--env=LANG=C",
             debian(suite, *PACKAGES),
-            "env",
-            "--unset=HOME",
-            "sh",
-            "-c",
-            make,
+            *("env", "--unset=HOME", "sh", "-c", make),
         )
     finally:
         remove_tree(clone)

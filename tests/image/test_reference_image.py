@@ -13,7 +13,6 @@ from containers import Podman
 from vllm_server import START_S, direct, free_port
 
 SHARE = "/opt/vllm/share/vllm-balance"
-RANKS = 2
 # The first test also builds the image.
 pytestmark = pytest.mark.timeout(2400)
 WHO = """
@@ -49,13 +48,8 @@ def server(podman: Podman, image: str, models: Path) -> Iterator[tuple[str, str]
         "--env=HF_HUB_OFFLINE=1",
         "--env=VLLM_NO_USAGE_STATS=1",
         image,
-        "vllm",
-        "serve",
-        "/models/moe",
-        f"--port={port}",
-        "--host=127.0.0.1",
-        "--api-server-count=1",
-        f"--data-parallel-size={RANKS}",
+        *("vllm", "serve", "/models/moe", f"--port={port}", "--host=127.0.0.1"),
+        *("--api-server-count=1", "--data-parallel-size=2"),
         "--data-parallel-balance=cap",
     )
     yield name, url

@@ -6,6 +6,8 @@ import signal
 import pytest
 
 from balance_tools.contract import fit
+from balance_tools.upstream import index as upstream_index
+from balance_tools.upstream.pip_config import PipSettings
 from index_samples import SampleIndex
 from rebase_samples import make_root
 from repo_samples import SampleRepo
@@ -34,8 +36,15 @@ def index(monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", server.url)
     monkeypatch.setenv("PIP_RETRIES", "2")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    # Each `pip config list` takes a third of a second, and here no file is configured.
+    monkeypatch.setattr(upstream_index, "pip_settings", settings_of_environment)
     yield server
     server.stop()
+
+
+def settings_of_environment():
+    pip = [name for name in os.environ if name.startswith("PIP_")]
+    return PipSettings({x[4:].lower().replace("_", "-"): os.environ[x] for x in pip})
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,21 +32,15 @@ def test_a_module_that_is_not_there_is_one_line(repo):
     assert line.startswith("error: unidiff: expected this module for the tools")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["doctor"], ["simulate", "-dp", "2", "--num-prompts", "4"]],
-    ids=["doctor", "simulate"],
-)
-def test_output_that_has_no_place_ends_a_command_in_one_line(words):
+def test_output_that_has_no_place_ends_a_command_in_one_line():
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "vllm_balance", *words]
+    command = [sys.executable, "-m", "vllm_balance", "doctor"]
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(command, env=environ, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert done.returncode == 128 + signal.SIGPIPE
-    assert b"Traceback" not in done.stderr
-    assert b"BrokenPipe" not in done.stderr
+    assert not re.search(b"Traceback|BrokenPipe", done.stderr)
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode in (1, 2)
@@ -60,7 +55,6 @@ def test_output_that_has_no_place_ends_a_command_in_one_line(words):
         ("-m vllm_balance.cli verify", 1, "build record of a wheel, found none"),
         ("-S -m vllm_balance trial --help", 2, "No module named 'tqdm'; install"),
     ],
-    ids=["the module of the command is the command", "no packages"],
 )
 def test_in_a_clone_a_command_that_needs_the_wheel_says_so(words, status, said):
     command = [sys.executable, *words.split()]
@@ -72,21 +66,21 @@ def test_in_a_clone_a_command_that_needs_the_wheel_says_so(words, status, said):
 
 
 TOOL = """
-import sys, types
+import types, sys
 from balance_tools import __main__ as tools
 said = sys.modules["balance_tools.said"] = types.ModuleType("said")
-said.run = lambda args: print("1.0 → 2.0") or 0
+said.run = lambda args: print("\\u2026") or 0
 tools.COMMANDS["said"] = ("said", "says it")
 tools.main(["said"])
 """
 DOCTOR = "from vllm_balance.cli import main; main(['doctor', '--help'])"
 
 
-@pytest.mark.parametrize(("code", "said"), [(TOOL, "\\u2192"), (DOCTOR, "\\u2026")])
-def test_a_terminal_that_knows_ascii_alone_ends_no_command(code, said):
+@pytest.mark.parametrize("code", [TOOL, DOCTOR])
+def test_a_terminal_that_knows_ascii_alone_ends_no_command(code):
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert said in done.stdout
+    assert "\\u2026" in done.stdout

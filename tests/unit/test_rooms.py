@@ -1,6 +1,8 @@
 """Which rooms import which: no arrow runs back up, and only one runs into vllm/."""
 
 import ast
+import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -51,19 +53,21 @@ def modules(folder):
     """The files of a room, by their dotted names."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        yield path, [part for part in parts if part != "__init__"]
+        yield path, tuple(part for part in parts if part != "__init__")
 
 
+@cache
 def imported(path, module):
     """The dotted names that a file imports, within functions too."""
-    package = module if path.name == "__init__.py" else module[:-1]
+    package, found = module if path.name == "__init__.py" else module[:-1], set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
 
 
 def room_of(name):
@@ -96,12 +100,37 @@ def test_no_rooms_of_the_tools_import_each_other_in_a_circle():
     TopologicalSorter(arrows("tools")).prepare()
 
 
+def test_no_parts_of_the_simulator_import_each_other_in_a_circle():
+    parts, simulator = {}, ("vllm_balance", "simulator")
+    for path, module in modules("/".join(simulator)):
+        names = [tuple(name.split(".")) for name in imported(path, module)]
+        found = {name[2] for name in names if name[:2] == simulator and name[2:]}
+        (part,) = module[2:3] or ["__init__"]
+        parts.setdefault(part, set()).update(found - {part})
+    assert parts["rank"] >= {"requests", "step_time"}
+    TopologicalSorter(parts).prepare()
+
+
+def test_the_laboratory_imports_no_test():
+    tests = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    found = {n for path, module in modules("bench") for n in imported(path, module)}
+    found = {name.partition(".")[0] for name in found}
+    assert {"grids", "vllm_balance"} <= found
+    assert found & tests == set()
+
+
 def test_the_product_imports_neither_tools_nor_the_laboratory():
     others = {path.stem for path in (ROOT / "bench").glob("*") if path.name != "traces"}
     for folder in ("vllm_balance", BALANCE.replace(".", "/"), "vllm/fixes", "tools"):
         for path, module in modules(folder):
-            names = set(imported(path, module))
-            tops = {name.partition(".")[0] for name in names}
+            tops = {name.partition(".")[0] for name in imported(path, module)}
             assert not tops & others, path
             if folder != "tools":
                 assert "balance_tools" not in tops, path
+
+
+def test_the_product_knows_no_rival():
+    files = [path for path, _ in modules("vllm_balance/simulator")]
+    assert len(files) > 30
+    rival = re.compile(r'"(sglang-|atom|trtllm|0\.30)')
+    assert [path for path in files if rival.search(path.read_text())] == []

@@ -4,7 +4,6 @@ import functools
 import re
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 
 from balance_tools.paths import Paths
@@ -23,7 +22,7 @@ EXEMPT = {
 
 
 def tracked():
-    found = listed_by_git(PATHS.root)
+    found = {*listed_by_git(PATHS.root)}
     assert len(found) > 200
     return found
 
@@ -40,18 +39,13 @@ def test_no_line_ending_is_changed_by_git():
 
 def non_trivial_lines(path):
     """Lines with at least three letters or digits, without indentation."""
-    for line in path.read_bytes().decode(errors="replace").splitlines():
-        stripped = line.strip()
-        if len(re.findall(r"\w", stripped)) >= 3:
-            yield stripped
+    lines = map(str.strip, path.read_bytes().decode(errors="replace").splitlines())
+    return list(filter(re.compile(r"\w\W*\w\W*\w").search, lines))
 
 
 def windows(path):
-    recent: deque[int] = deque(maxlen=WINDOW)
-    for line in non_trivial_lines(path):
-        recent.append(hash(line))
-        if len(recent) == WINDOW:
-            yield tuple(recent)
+    hashes = [*map(hash, non_trivial_lines(path))]
+    return zip(*(hashes[start:] for start in range(WINDOW)), strict=False)
 
 
 def copied(ours, theirs):
@@ -68,28 +62,11 @@ def copied(ours, theirs):
     return found
 
 
-def our_texts():
-    return {
-        name: PATHS.root / name
-        for name in tracked()
-        if name not in EXEMPT
-        and not name.endswith(".patch")
-        and (PATHS.root / name).is_file()
-    }
-
-
-def pristine_trees():
-    return {
-        name: ensure_pristine(artifact, PATHS)
-        for name, artifact in load_lock(PATHS.lock).packages.items()
-    }
-
-
 def upstream_texts():
     return [
         path
-        for tree in pristine_trees().values()
-        for path in tree.rglob("*")
+        for artifact in load_lock(PATHS.lock).packages.values()
+        for path in ensure_pristine(artifact, PATHS).rglob("*")
         if path.is_file() and path.suffix in TEXT and not path.is_symlink()
     ]
 
@@ -97,15 +74,19 @@ def upstream_texts():
 def test_no_tracked_file_is_or_quotes_upstream():
     theirs = upstream_texts()
     assert len(theirs) > 3000
-    ours = our_texts()
-    assert len(ours) > 50
+    ours = {
+        name: PATHS.root / name
+        for name in tracked() - EXEMPT
+        if not name.endswith(".patch") and (PATHS.root / name).is_file()
+    }
     assert copied(ours, theirs) == {}
 
 
 def test_the_guard_sees_a_copied_function(tmp_path):
     """Ten lines of an upstream file, indented otherwise, in a file of ours."""
-    source = next(path for path in upstream_texts() if path.name == "scheduler.py")
-    lines = list(non_trivial_lines(source))[200 : 200 + WINDOW]
+    pristine = ensure_pristine(load_lock(PATHS.lock).vllm, PATHS)
+    source = pristine / "vllm/v1/core/sched/scheduler.py"
+    lines = non_trivial_lines(source)[200 : 200 + WINDOW]
     copy = tmp_path / "ours.py"
     copy.write_text("x = 1\n" + "\n".join("    " + line for line in lines))
     assert copied({"ours.py": copy}, [source]) == {"ours.py": source}

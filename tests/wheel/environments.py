@@ -9,8 +9,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of the running Python."""
-
     folder: Path
 
     @property
@@ -52,7 +50,6 @@ class Environment:
         }
 
     def python_says(self, code):
-        """What a line of Python prints in it."""
         return self.run("python", "-c", code).stdout.strip()
 
 

@@ -55,7 +55,6 @@ class StandIn:
 
 
 def make_stand_in(folder):
-    """Write a complete toolchain into `folder`."""
     for name in ("bin", "home", "site"):
         (folder / name).mkdir(parents=True)
     script = Path(__file__).with_name("stand_in_cmake.py").read_text()

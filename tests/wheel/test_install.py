@@ -4,15 +4,12 @@ import json
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
-
-PLUGIN_VERSION = f"{VERSION}.a2".replace("+", ".post1+")
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +26,7 @@ def uv_check(environment: Environment) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(900)  # it waits for the one full install
 def test_reference_wheel_with_all_its_requirements(installed):
-    check = installed.pip("check")
-    assert "No broken requirements found" in check.stdout
+    installed.pip("check")
     done = uv_check(installed)
     assert done.returncode == 0, done.stderr
     version = installed.run("vllm", "--version").stdout.split()[-1]
@@ -54,32 +50,8 @@ def test_reference_wheel_is_intact_and_says_what_it_is(installed):
     assert f"advisories until {info['advisories_as_of']}: " in " ".join(text.split())
 
 
-def test_ascend_wheel_is_three_distributions(bare, ascend_wheel):
-    bare.install(ascend_wheel)
-    versions = bare.python_says(
-        "from importlib.metadata import version as v;"
-        "print(v('vllm'), v('vllm-ascend'), v('vllm_ascend'))"
-    )
-    assert versions == f"{VERSION}.a2 {PLUGIN_VERSION} {PLUGIN_VERSION}"
-    satisfied = bare.pip("install", "--no-deps", "--no-index", "vllm-ascend>=0.23.0")
-    assert "Requirement already satisfied" in satisfied.stdout
-    assert "installed as it was built" in bare.run("vllm-balance", "verify").stdout
-
-
-def test_uninstalling_vllm_leaves_nothing(bare, ascend_wheel):
-    before = bare.listing()
-    bare.install(ascend_wheel, compiled=True)
-    assert len(bare.listing() - before) > 3000
-    result = bare.pip("uninstall", "--yes", "vllm", "vllm-ascend")
-    assert "Skipping vllm-ascend as it is not installed" in result.stderr
-    assert bare.listing() == before
-
-
-def assert_whole_without_names(environment: Environment, wheel: Path) -> None:
-    """All code is there and is found; `verify` names what is not."""
-    with zipfile.ZipFile(wheel) as archive:
-        files = [name for name in archive.namelist() if name.startswith("vllm_")]
-    assert [f for f in files if not (environment.packages / f).is_file()] == []
+def assert_whole_without_names(environment: Environment) -> None:
+    """All code is found; `verify` names what is not there."""
     found = environment.python_says(
         "from importlib.metadata import entry_points as e;"
         "print(*sorted(p.name for p in e(group='vllm.platform_plugins')))"
@@ -92,18 +64,19 @@ def assert_whole_without_names(environment: Environment, wheel: Path) -> None:
     assert all("--force-reinstall --no-deps" in line for line in lines)
 
 
-def test_reinstalling_repairs_and_another_target_replaces(
+def test_another_target_replaces_reinstalling_repairs_and_uninstalling_leaves_nothing(
     bare, ascend_wheel, reference_wheel
 ):
     before = bare.listing()
-    bare.install(ascend_wheel)
-    (bare.packages / "vllm_ascend" / "envs.py").unlink()
-    bare.pip("install", "--quiet", "--force-reinstall", "--no-deps", str(ascend_wheel))
-    bare.run("vllm-balance", "verify")
     bare.install(reference_wheel)
-    assert not list(bare.packages.glob("vllm_ascend*"))
+    bare.install(ascend_wheel)
+    assert not (bare.packages / "vllm_balance/reference").exists()
+    (bare.packages / "vllm_ascend" / "envs.py").unlink()
+    bare.install("--force-reinstall", ascend_wheel, compiled=True)
     bare.run("vllm-balance", "verify")
-    bare.pip("uninstall", "--yes", "vllm")
+    assert len(bare.listing() - before) > 3000
+    result = bare.pip("uninstall", "--yes", "vllm", "vllm-ascend")
+    assert "Skipping vllm-ascend as it is not installed" in result.stderr
     assert bare.listing() == before
 
 
@@ -128,7 +101,7 @@ def test_uv_installs_syncs_upgrades_and_uninstalls_too(
     assert "vllm" in found
     assert "broken" not in found
     uv("sync", lock)
-    assert_whole_without_names(environment, ascend_wheel)
+    assert_whole_without_names(environment)
     uv("install", "--reinstall", "--no-deps", ascend_wheel)
     environment.run("vllm-balance", "verify")
     # Back from what `freeze` says without the other names, to another wheel.

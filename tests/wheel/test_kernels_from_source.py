@@ -63,7 +63,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture(scope="module")
 def upstream_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A writable copy of the plugin's sdist, for its own setup.py."""
     folder = tmp_path_factory.mktemp("upstream") / "tree"
     shutil.copytree(PRISTINE, folder, symlinks=True, ignore=NO_CACHE)
     return folder
@@ -120,7 +119,6 @@ def asked_by_upstream(
 
 
 def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]:
-    """What our superbuild asks of cmake."""
     for left in (tree.parent / "superbuild", tree / "csrc/build", tree / "vllm_ascend"):
         shutil.rmtree(left, ignore_errors=True)
     toolchain = find_toolchain(replace(SOURCE, soc=soc))
@@ -131,7 +129,7 @@ def asked_by_us(stand_in: StandIn, tree: Path, soc: str) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize(
     ("soc", "options"),
-    [(A2, {}), (A3, {}), (P310, {}), (A5, {}), (A2, OPTIONS)],  # others differ by name
+    [(A3, {}), (P310, {}), (A5, {}), (A2, OPTIONS)],  # others differ by name
 )
 def test_asks_what_upstreams_setup_asks(
     soc, options, stand_in, upstream_tree, our_tree, monkeypatch
@@ -153,27 +151,20 @@ def test_asks_what_upstreams_setup_asks(
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"),
+    ("choice", "missing", "says"),
     [
-        (replace(SOURCE, arch="riscv64"), "ARCH: expected this machine's"),
-        (replace(SOURCE, python="cp39"), f"expected {THIS_PYTHON} of"),
+        (replace(SOURCE, arch="riscv64"), "", "ARCH: expected this machine's"),
+        (replace(SOURCE, python="cp39"), "", f"expected {THIS_PYTHON} of"),
+        (SOURCE, "ASCEND_HOME_PATH", "ASCEND_HOME_PATH: expected CANN"),
+        (SOURCE, "PYTHONPATH", r"python3: expected torch.*ModuleNotFound"),
     ],
 )
-def test_a_wheel_of_another_name_than_it_would_be_is_refused(choice, says, stand_in):
+def test_what_would_not_be_the_wheel_of_its_name_is_refused(
+    choice, missing, says, stand_in, monkeypatch
+):
+    monkeypatch.delenv(missing, raising=False)
     with pytest.raises(ToolError, match=says):
         find_toolchain(choice)
-
-
-def test_a_machine_without_cann_is_refused(stand_in, monkeypatch):
-    monkeypatch.delenv("ASCEND_HOME_PATH")
-    with pytest.raises(ToolError, match="ASCEND_HOME_PATH: expected CANN"):
-        find_toolchain(SOURCE)
-
-
-def test_a_python_without_torch_is_refused(stand_in, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH")
-    with pytest.raises(ToolError, match=r"python3: expected torch.*ModuleNotFound"):
-        find_toolchain(SOURCE)
 
 
 def test_a_short_name_is_refused_for_upstream_builds_no_operators(
@@ -181,8 +172,9 @@ def test_a_short_name_is_refused_for_upstream_builds_no_operators(
 ):
     theirs, _ = asked_by_upstream(stand_in, upstream_tree, "910b")
     assert not [call for call in theirs if "package" in call["argv"]]
-    with pytest.raises(ToolError, match="found '910b'; choose the chip"):
-        device_of("910b", PRISTINE)
+    for soc in ("910b", ""):
+        with pytest.raises(ToolError, match=f"SOC: expected one of .* found '{soc}'"):
+            device_of(soc, PRISTINE)
 
 
 @pytest.fixture
@@ -199,11 +191,11 @@ def repository(tmp_path: Path) -> Paths:
 def test_a_failed_build_is_one_sentence_and_goes_on(repository, stand_in, monkeypatch):
     lock = load_lock(repository.lock)
     monkeypatch.setenv("STAND_IN_FAILS", "--target=vllm_ascend_C")
-    with pytest.raises(ToolError, match="stand-in: told to fail") as caught:
-        build_kernels(repository, lock, SOURCE)
-    assert "build.log: expected the kernels to compile for ascend910_9391" in str(
-        caught.value
+    said = (
+        r"build\.log: expected the kernels to compile for ascend910_9391.*told to fail"
     )
+    with pytest.raises(ToolError, match=f"(?s){said}"):
+        build_kernels(repository, lock, SOURCE)
     assert not list(repository.build.glob("kernels/ascend*"))
     first = stand_in.calls()
     monkeypatch.delenv("STAND_IN_FAILS")

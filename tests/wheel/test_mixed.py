@@ -58,7 +58,6 @@ def starts(environment: Environment) -> bool:
 
 
 def refusal(environment: Environment) -> str:
-    """The one line with which it refuses to start."""
     result = environment.run("python", "-c", ASK, check=False)
     assert result.returncode == 1, result.stdout
     (line,) = result.stderr.splitlines()
@@ -88,9 +87,15 @@ def assert_refused_and_repaired(
     environment.run("vllm-balance", "verify")
 
 
-def test_stock_vllm_laid_over_ours(bare, reference_wheel, stock):
+def test_stock_vllm_laid_over_ours_and_a_fix_of_a_patched_file(
+    bare, reference_wheel, stock
+):
     bare.install(reference_wheel)
     assert starts(bare)
+    with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
+        file.write("# a fix\n")
+    assert starts(bare), "it is the operator's business"
+    assert bare.run("vllm-balance", "verify", check=False).returncode == 1
     bare.install("--ignore-installed", stock("vllm", "0.24.0"))
     assert_refused_and_repaired(
         bare,
@@ -110,20 +115,12 @@ def test_stock_vllm_under_ours(bare, reference_wheel, stock):
     )
 
 
-def test_a_fix_of_a_patched_file_is_the_operators_business(bare, reference_wheel):
-    bare.install(reference_wheel)
-    with (bare.packages / "vllm/v1/core/sched/scheduler.py").open("a") as file:
-        file.write("# a fix\n")
-    assert starts(bare)
-    assert bare.run("vllm-balance", "verify", check=False).returncode == 1
-
-
 @pytest.mark.parametrize("version", ["0.23.0.post1", "0.24.0"])
-@pytest.mark.parametrize("order", ["over", "under"])
-def test_stock_plugin(bare, build, stock, order, version):
-    """By plain pip: only the same version is taken for already installed."""
+def test_stock_plugin(bare, build, stock, version):
+    """By plain pip, over and under ours: none is taken for already installed."""
     wheel, other = build(HERE), stock("vllm-ascend", version)
-    for path in [wheel, other] if order == "over" else [other, wheel]:
+    is_over = version == "0.23.0.post1"
+    for path in [wheel, other] if is_over else [other, wheel]:
         bare.install(path)
     assert_refused_and_repaired(bare, wheel, f"found vllm-ascend {version}")
 

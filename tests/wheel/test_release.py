@@ -43,7 +43,6 @@ def git(root: Path, *arguments: str) -> None:
 
 
 def make_release(root: Path, *options: str, **variables: str) -> str:
-    """Run the script; returns its complaint."""
     script, variables = root / "tools" / "release.sh", os.environ | variables
     run = subprocess.run(
         [script, *options], env=variables, capture_output=True, text=True

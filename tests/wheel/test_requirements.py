@@ -21,7 +21,7 @@ from stub_wheels import write_stub
 
 # Not on the public index; docs/install.md says where they are. The stand-ins have
 # the names, versions and requirements that matter to a resolver.
-VENDOR_ONLY = ("triton-ascend", "3.2.2", [])
+VENDOR_ONLY = ("triton-ascend", "3.2.2")
 """On the vendor's own index."""
 X86_64_ONLY = (
     "torch",
@@ -35,11 +35,10 @@ X86_64_ONLY = (
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Machine to a folder with the packages that the public index lacks for it."""
     folders = {arch: tmp_path_factory.mktemp(arch) for arch in ARCHES}
-    for arch, folder in folders.items():
-        for name, version, requires in (
-            [VENDOR_ONLY, X86_64_ONLY] if arch == "x86_64" else [VENDOR_ONLY]
-        ):
-            write_stub(folder, name, version, requires=requires)
+    for folder in folders.values():
+        write_stub(folder, *VENDOR_ONLY)
+    name, version, requires = X86_64_ONLY
+    write_stub(folders["x86_64"], name, version, requires=requires)
     return folders
 
 

@@ -1,13 +1,22 @@
-"""`vllm-balance verify` finds whatever is not as it was built, and says what to do."""
+"""What is installed says what it is: by `verify`, and in the bill of an image.
 
+`vllm-balance verify` finds whatever is not as it was built, and says what to do.
+"""
+
+import json
 import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
-from conftest import HERE, VERSION, Build
+from conftest import HERE, ROOT, VERSION, Build
 from environments import Environment, make_environment
+
+PLUGIN_VERSION = f"{VERSION}.a2".replace("+", ".post1+")
+SCRIPT = ROOT / "docker" / "sbom.py"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +41,17 @@ def tampered(pristine: Environment) -> Iterator[Environment]:
     saved.rename(packages)
 
 
+def test_ascend_wheel_is_three_distributions(pristine):
+    versions = pristine.python_says(
+        "from importlib.metadata import version as v;"
+        "print(v('vllm'), v('vllm-ascend'), v('vllm_ascend'))"
+    )
+    assert versions == f"{VERSION}.a2 {PLUGIN_VERSION} {PLUGIN_VERSION}"
+    words = ("install", "--no-deps", "--no-index", "vllm-ascend>=0.23.0")
+    assert "Requirement already satisfied" in pristine.pip(*words).stdout
+    assert "installed as it was built" in pristine.run("vllm-balance", "verify").stdout
+
+
 def findings(environment: Environment) -> list[str]:
     """The lines of a verification that fails."""
     result = environment.run("vllm-balance", "verify", check=False)
@@ -51,40 +71,56 @@ def test_intact_when_byte_code_was_written_or_cleaned(tampered):
     tampered.run("vllm-balance", "verify")
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("vllm/envs.py", "modified"),
-        ("vllm_balance/build_info.py", "modified"),
-        ("vllm/py.typed", "missing"),
-    ],
-)
-def test_modified_or_missing(tampered, name, found):
-    path = tampered.packages / name
-    content = path.read_bytes()
-    path.unlink()
-    if found == "modified":
-        path.write_bytes(content + b"\n")
-    (line,) = findings(tampered)
-    assert line.startswith(f"{path}: ")
-    assert f"found {found}" in line
-    assert f"pip install --force-reinstall --no-deps vllm-{VERSION}.a2-" in line
+def test_each_file_that_is_modified_missing_or_foreign_is_named(tampered):
+    packages = tampered.packages
+    wrong = {"vllm/envs.py": "modified", "vllm/py.typed": "missing"}
+    foreign = ("vllm/extra.py", "vllm_ascend/x.so", "vllm/__pycache__/a.cpython-1.pyc")
+    content = (packages / "vllm/envs.py").read_bytes()
+    for name in wrong:
+        (packages / name).unlink()
+    (packages / "vllm/envs.py").write_bytes(content + b"\n")
+    for name in foreign:
+        (packages / name).touch()
+    said = dict(line.split(": ", 1) for line in findings(tampered))
+    for name, found in wrong.items():
+        line = said.pop(str(packages / name))
+        assert f"found {found}" in line
+        assert f"pip install --force-reinstall --no-deps vllm-{VERSION}.a2-" in line
+    for name in foreign:
+        path = str(packages / name)
+        assert said.pop(path).endswith(f"rm '{path}'")
+    assert said == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["vllm/extra.py", "vllm_ascend/x.so", "vllm/__pycache__/gone.cpython-1.pyc"]
-)
-def test_foreign(tampered, name):
-    path = tampered.packages / name
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    (line,) = findings(tampered)
-    assert line.startswith(f"{path}: ")
-    assert line.endswith(f"rm '{path}'")
+def listing(*names):
+    """A bill as the program lists an environment: of a local file no address."""
+    parts = [{"type": "library", "name": name, "bom-ref": name} for name in names]
+    return json.dumps(
+        {"bomFormat": "CycloneDX", "specVersion": "1.6", "components": parts}
+    )
 
 
-def test_not_a_wheel(tampered):
-    (tampered.packages / "vllm_balance" / "build.json").unlink()
-    result = tampered.run("vllm-balance", "verify", check=False)
-    assert result.returncode == 1
-    assert "expected the build record of a wheel" in result.stderr
+def test_the_bill_of_an_image_gets_what_the_wheel_says(pristine, tmp_path):
+    path = tmp_path / "sbom.cdx.json"
+    path.write_text(listing("pip", "vllm", "vllm-ascend", "vllm-balance"))
+    pristine.run("python", str(SCRIPT), str(path))
+    text = path.read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    parts = {part["name"]: part for part in bill["components"]}
+    assert parts["pip"] == {"type": "library", "name": "pip", "bom-ref": "pip"}
+    assert parts["vllm"]["bom-ref"] == "vllm"
+    assert parts["vllm"]["purl"] == f"pkg:pypi/vllm@{VERSION}.a2".replace("+", "%2B")
+    assert parts["vllm"]["pedigree"]["patches"]
+    assert parts["vllm-ascend"]["components"][0]["hashes"]
+    said = {one["bom-ref"]: one["affects"] for one in bill["vulnerabilities"]}
+    assert said["GHSA-rwxx-mrjm-wc2m"] == [{"ref": "vllm"}]
+
+
+def test_a_bill_of_another_environment_is_refused(pristine, tmp_path):
+    path = tmp_path / "sbom.cdx.json"
+    path.write_text(before := listing("pip", "vllm"))
+    ended = pristine.run("python", str(SCRIPT), str(path), check=False)
+    assert ended.returncode == 1
+    assert "found no vllm-ascend, vllm-balance" in ended.stderr
+    assert path.read_text() == before

@@ -1,9 +1,10 @@
 """The table of advisories is true: of the patches, of the sources, and on the page."""
 
 import ast
+import re
+from dataclasses import replace
 from datetime import date
 from functools import cache
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -139,31 +140,16 @@ def test_a_page_without_a_place_for_the_tables_is_refused():
 @pytest.mark.parametrize(
     ("severity", "workaround", "said"),
     [
-        (
-            "medium 6.5",
-            "less",
-            "are open**: 1 with a workaround, at most medium 6.5. Of 1",
-        ),
-        (
-            "critical",
-            "less",
-            "at most critical. Of 2 that are rated *high* or *critical*, 1",
-        ),
-        (
-            "unknown",
-            "",
-            "are open**: 0 with a workaround, and 1 of which nothing is known.",
-        ),
+        ("medium 6.5", "less", "1 with a workaround, at most medium 6.5. Of 1"),
+        ("critical", "less", "Of 2 that are rated *high* or *critical*, 1"),
+        ("unknown", "", "0 with a workaround, and 1 of which nothing is known."),
     ],
 )
 def test_the_page_begins_with_how_many_are_open_and_how_bad(severity, workaround, said):
     """None of the worst is open, or it is said how many are."""
     fixed = Advisory("x", "high 7.5", "<2", "what", workaround="less")
-    left = Advisory(
-        "y", severity, "<2", "what", workaround=workaround, unverified="why"
-    )
-    judged = [Judged(fixed, Status.FIXED), Judged(left, Status.OPEN)]
-    text = summary(judged)
+    left = replace(fixed, severity=severity, workaround=workaround, unverified="why")
+    text = summary([Judged(fixed, Status.FIXED), Judged(left, Status.OPEN)])
     assert text.startswith("**1 are fixed here, 0 do not apply, and 1 are open**: ")
     assert said in text
     assert ("none is open" in text) == (severity != "critical")
@@ -190,18 +176,13 @@ def test_a_release_before_in_and_behind_the_range(release, patched, status):
 
 def test_a_reason_holds_inside_of_the_range_alone():
     one = Advisory("x", "low", "<0.30.0", "what", not_affected="no such file")
-    states = [
-        Table(date(2026, 1, 2), (one,)).judge(Version(release), ())[0].status
-        for release in ("0.23.0", "0.30.0")
-    ]
-    assert states == [Status.NOT_AFFECTED, Status.UPSTREAM]
+    known = Table(date(2026, 1, 2), (one,))
+    for release, status in (("0.23", Status.NOT_AFFECTED), ("0.30", Status.UPSTREAM)):
+        assert known.judge(Version(release), ())[0].status is status
 
 
-def test_only_a_patch_that_says_so_is_fixed_by_a_release():
+def test_only_a_patch_that_names_a_release_is_fixed_by_one():
     assert not is_fixed(parse_patch("x.patch", b"Origin: vendor\n\n"), "9999")
-
-
-def test_a_patch_that_names_no_release_is_refused():
     patch = parse_patch("x.patch", b"Fixed-In: soon\n\n")
     with pytest.raises(ToolError, match=r"x\.patch: Fixed-In: expected a release"):
         is_fixed(patch, "0.24.0")
@@ -211,25 +192,20 @@ def test_a_patch_that_names_no_release_is_refused():
     ("old", "new", "said"),
     [
         ("as-of = 2026-01-02", "as-of = 'soon'", "expected as-of = YYYY"),
-        ("as-of = 2026-01-02", "as-of =", "expected TOML"),
         ("GHSA-2222", "CVE-2222", "expected an id GHSA-xxxx"),
         ("high 7.5", "bad", "expected an id"),
         ("high 7.5", "high seven", "wrong, missing or unknown"),
-        ('"<2.0"', '"before"', "wrong, missing or unknown"),
         ('"<2.0"', "2.0", "wrong, missing or unknown"),
         ("what =", "text =", "missing or unknown ('text')"),
         ("workaround", "test", "expected not-affected, workaround, remark or"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_place(tmp_path, old, new, said):
-    path: Path = tmp_path / TABLE_NAME
-    path.write_text(ENTRY)
+    (path := tmp_path / TABLE_NAME).write_text(ENTRY)
     assert [one.id for one in load_advisories(path).advisories]
     path.write_text(ENTRY.replace(old, new))
-    with pytest.raises(ToolError) as caught:
+    with pytest.raises(ToolError, match=f"^{path}.*{re.escape(said)}"):
         load_advisories(path)
-    assert str(caught.value).startswith(str(path))
-    assert said in str(caught.value)
 
 
 def test_an_advisory_stands_there_once_and_a_table_must_be_there(tmp_path):

@@ -21,7 +21,7 @@ KEPT = """
 5084:long_prompts+one_seq 8136:faster+equal
 """
 """Eighteen worlds; most have harmed some rule."""
-FEW = range(20, 26)
+FEW = range(20, 22)
 
 
 @pytest.mark.parametrize("name", KEPT.split())
@@ -73,8 +73,6 @@ def test_time_passes_for_the_device():
 
 
 class Controller:
-    """A policy that decides wrongly."""
-
     learned = None
 
     def __init__(self, admit, reason=None):
@@ -87,21 +85,19 @@ class Controller:
         pass
 
 
-def test_a_policy_that_holds_is_harm(monkeypatch):
-    monkeypatch.setattr(hostile, "make_controller", lambda *_: Controller(False, "no"))
-    assert "not done after" in judge(parse("1:"), "adaptive")[-1]
-
-
-def test_copies_that_disagree_are_harm(monkeypatch):
-    monkeypatch.setattr(hostile, "make_controller", lambda *_: Controller(True))
-    assert "copies disagree" in judge(parse("1:"), "adaptive")[-1]
+@pytest.mark.parametrize(
+    ("given", "said"), [((False, "no"), "not done after"), ((True,), "copies disagree")]
+)
+def test_a_policy_that_holds_and_copies_that_disagree_are_harm(
+    given, said, monkeypatch
+):
+    monkeypatch.setattr(hostile, "make_controller", lambda *_: Controller(*given))
+    assert said in judge(parse("1:"), "adaptive")[-1]
 
 
 def test_wrong_costs_are_harm():
-    steps = [
-        TrueStep([100, 0], [0, 0], 0.04, 0.1),
-        TrueStep([0, 0], [0, 0], 0.04, 0.0),
-    ] * 30
+    prefill, decode = ([100, 0], [0, 0], 0.04, 0.1), ([0, 0], [0, 0], 0.04, 0.0)
+    steps = [TrueStep(*prefill), TrueStep(*decode)] * 30
     right = StepCost(0.04, 0.0, own=0.1, shared=0.0)
     assert wrong_costs(right, steps, 100) == ""
     off = 2 * COSTS

@@ -11,15 +11,12 @@ from vllm_balance.core.policies import OPEN
 from vllm_balance.core.policies.rows import Snapshot
 
 
-def ranks(
-    decoding, pending, tokens=100, in_prompt=0, prefilled=0, milliseconds=50, ended=0
-):
-    """Rows of ranks with steps of 1,000 tokens, each prompt with so many."""
+def ranks(decoding, pending, in_prompt=0, prefilled=0, milliseconds=50):
+    """Rows of ranks with steps of 1,000 tokens and prompts of 100."""
     columns = dict.fromkeys(Snapshot._fields, (0,) * len(decoding))
     columns |= {"decoding": decoding, "pending": pending}
-    columns["ended"] = (ended, *columns["ended"][1:])
     columns["running"] = tuple(each + in_prompt for each in decoding)
-    columns["pending_tokens"] = tuple(each * tokens for each in pending)
+    columns["pending_tokens"] = tuple(each * 100 for each in pending)
     for name, value in (
         ("max_tokens", 1000),
         ("max_running", 10),
@@ -30,8 +27,7 @@ def ranks(
     return Snapshot(**columns)
 
 
-SOME, ALL = ranks((4, 4), (1, 0)), ranks((4, 4), (2, 2))
-FILLED = ranks((4, 4), (9, 9))
+ALL, FILLED = (ranks((4, 4), pending) for pending in ((2, 2), (9, 9)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +41,6 @@ FILLED = ranks((4, 4), (9, 9))
         ([ranks((4, 4), (9, 0))] * 300, 200),
         ([ranks((4, 4), (1, 0), in_prompt=1)] * 300, 100),
         ([ranks((0, 0), (1, 0))], 0),
-        ([ranks((0, 0), (0, 0))], 0),
     ],
 )
 def test_atom_waits_until_all_ranks_fill_a_step(states, holds):
@@ -76,10 +71,8 @@ def test_so_many_decodes_follow_each_prefill_of_sglang():
     rule = Spaced(SGLangDelayer0523(1), 3)
     assert rule.decide(ALL) == OPEN
     prefilled = ranks((4, 4), (2, 2), prefilled=100)
-    assert [rule.decide(each) for each in (prefilled, ALL, ALL, ALL)] == [
-        *[HOLD] * 3,
-        OPEN,
-    ]
+    decided = [rule.decide(each) for each in (prefilled, ALL, ALL, ALL)]
+    assert decided == [*[HOLD] * 3, OPEN]
 
 
 def test_ranks_of_mindie_prefill_if_as_many_wish_for_it_as_for_decodes():

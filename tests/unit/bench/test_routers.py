@@ -12,31 +12,20 @@ from vllm_balance.simulator.rank.limits import RankLimits
 from vllm_balance.simulator.requests.request import SimRequest
 
 
-def request(index=0, server=0):
-    made = SimRequest(index, 10, 10)
-    made.server = server
-    return made
-
-
 def balancer(name, ranks):
     (one,) = ROUTERS[name](Backends(ranks, random.Random(0)))
     return one
 
 
 def choices(load_balancer, count):
-    ranks = []
-    for index in range(count):
-        sent = request(index)
-        sent.rank = load_balancer.choose(sent)
-        ranks.append(sent.rank)
-    return ranks
+    return [load_balancer.choose(SimRequest(index, 10, 10)) for index in range(count)]
 
 
 def test_balancer_of_0_30_knows_its_requests_in_flight():
     tested = balancer("0.30", 3)
     assert choices(tested, 3) == [0, 1, 2]
     tested.publish([RankCounts(0, 0)] * 3)  # not yet seen by the coordinator
-    ended = request()
+    ended = SimRequest(0, 10, 10)
     ended.rank = 1
     tested.finished(ended)
     assert choices(tested, 1) == [1]
@@ -75,12 +64,8 @@ def test_trtllm_weighs_prefixes_against_load():
     """Where the prefix is, unless that rank has its share twice; not for a little."""
 
     def ranks(cached_tokens, waiting, first=0):
-        backends = Backends(
-            3,
-            random.Random(0),
-            slots=16,
-            cached_tokens=lambda rank, request: cached_tokens if rank == 0 else 0,
-        )
+        known = {"cached_tokens": lambda rank, _: cached_tokens * (rank == 0)}
+        backends = Backends(3, random.Random(0), slots=16, **known)
         (tested,) = ROUTERS["trtllm-kv-aware"](backends)
         made = [SimRequest(first + i, 1000, 1, session=i) for i in range(waiting)]
         return [rank for rank, _ in tested.deal(made)]

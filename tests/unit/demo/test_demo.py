@@ -37,27 +37,21 @@ def python(tmp_path):
     return program.with_name("python")
 
 
-def test_what_other_programs_write_is_in_a_log(tmp_path, capfd, monkeypatch, python):
-    served = ranks.Served(2)
-    given = (python, tmp_path / "gain", tmp_path, LOAD, served, ("off", "adaptive"), 3)
-    monkeypatch.setenv("STATUS", "0")
-    ranks.run_trial(*given)
-    assert capfd.readouterr() == ("ours\n", "")
-    monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
-        ranks.run_trial(*given)
-
-
-def test_each_rank_stays_on_a_core_where_there_are_enough(
-    tmp_path, monkeypatch, python
+def test_ranks_stay_on_cores_and_what_other_programs_write_is_in_a_log(
+    tmp_path, capfd, monkeypatch, python
 ):
-    monkeypatch.setenv("STATUS", "0")
+    rest = ("off", "adaptive"), 3
     cores = sorted(os.sched_getaffinity(0))
     every = "|".join(map(str, cores))
+    monkeypatch.setenv("STATUS", "0")
     for count, said in ((len(cores), every), (len(cores) + 1, "nobind")):
         given = python, tmp_path / "gain", tmp_path, LOAD, ranks.Served(count)
-        ranks.run_trial(*given, ("off", "adaptive"), 3)
+        ranks.run_trial(*given, *rest)
         assert (tmp_path / "binding").read_text() == f"{said}\n"
+        assert capfd.readouterr() == ("ours\n", "")
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(ToolError, match=r"gain\.log: .* exit status 3: .*leaked"):
+        ranks.run_trial(*given, *rest)
 
 
 def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
@@ -83,32 +77,22 @@ def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
 def test_the_simulator_gets_what_was_sent_and_how_it_was_served(
     tmp_path, monkeypatch, python
 ):
-    runs = {"off": [10.0, 12.0], "adaptive": [8.0, 9.6]}
-    results = [
-        {"policy": policy, "runs": [{"mean_e2el_ms": mean} for mean in means]}
-        for policy, means in runs.items()
-    ]
+    runs = [{"mean_e2el_ms": mean} for mean in (10.0, 12.0)]
     found = tmp_path / "gain" / ranks.PREDICTED
     found.parent.mkdir()
-    found.write_text(json.dumps({"results": results}))
+    found.write_text(json.dumps({"results": [{"policy": "off", "runs": runs}]}))
     monkeypatch.setenv("STATUS", "0")
     served = ranks.Served(3, asynchronous=False)
-    predicted = ranks.predict(python, found.parent, LOAD, served, tuple(runs))
-    assert predicted == pytest.approx({"off": 11.0, "adaptive": 8.8})
+    predicted = ranks.predict(python, found.parent, LOAD, served, ("off", "cap"))
+    assert predicted == pytest.approx({"off": 11.0})
     words = (tmp_path / "words").read_text()
     for option in (
-        "simulate --cost-from",
-        "gain/report/report.json",
-        "--policy off adaptive",
+        *("simulate --cost-from", "gain/report/report.json", "--policy off cap"),
         "--data-parallel-size 3 --max-num-seqs 8 --max-num-batched-tokens 1024",
-        "--no-async-scheduling",
+        *("--no-async-scheduling", "--num-prompts 80 --max-concurrency 16"),
         "--input-len uniform:80:720 --output-len uniform:10:86",
-        "--num-prompts 80 --max-concurrency 16",
     ):
         assert option in words
-    monkeypatch.setenv("STATUS", "1")
-    with pytest.raises(ToolError, match="expected the simulate to end well"):
-        ranks.predict(python, found.parent, LOAD, served, tuple(runs))
 
 
 def test_a_rank_for_each_core_within_limits(monkeypatch):
@@ -120,6 +104,4 @@ def test_a_rank_for_each_core_within_limits(monkeypatch):
 def test_a_busy_machine_and_one_core_are_said_to_hide_something():
     assert what_is_hidden(2, 0.1) == ""
     assert "one core for two ranks" in what_is_hidden(1, 0.1)
-    busy = what_is_hidden(4, 3.2)
-    assert "others used the cores before it began (3.2)" in busy
-    assert "part of the gain is hidden" in busy
+    assert "others used the cores before it began (3.2)" in what_is_hidden(4, 3.2)

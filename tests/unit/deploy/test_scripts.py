@@ -84,7 +84,7 @@ def test_the_group_is_alive_if_every_pod_is_healthy(pods_asked):
     Pod.status = 503
     status, words = alive(*pods_asked)
     assert (status, "503" in words) == (1, True)
-    status, words = alive("group", seconds=5, POD_NAME="vllm-1", HOSTS="2")
+    _, words = alive("group", seconds=5, POD_NAME="vllm-1", HOSTS="2")
     assert words.startswith("http://vllm-0.vllm-hosts:8000/health: ")
 
 

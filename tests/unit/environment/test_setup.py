@@ -1,7 +1,6 @@
 """`make` on Pythons that will do or not, and where nothing can be written."""
 
 import errno
-import os
 import shutil
 import subprocess
 import sys
@@ -47,18 +46,15 @@ def test_another_python_gets_one_sentence(version, tmp_path):
 
 @pytest.mark.parametrize("version", [(3, 10, 0), (3, 13, 99)])
 def test_these_pythons_will_do(version, tmp_path):
-    run = make(tmp_path, version)
-    assert "Setting up .venv" in run.stdout
-    assert "Error 9" in run.stderr
+    assert "Error 9" in make(tmp_path, version).stderr
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_one_sentence(number, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
     def demo(paths):
-        raise OSError(number, os.strerror(number), str(paths.build))
+        raise OSError(errno.EROFS, "read-only", str(paths.build))
 
     monkeypatch.setattr("balance_tools.demo.demo.demo", demo)
     assert main(["demo"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {Path.cwd()}: expected to write in it, found ")
-    assert f"found {os.strerror(number)} for " in line
+    assert "found read-only for " in line

@@ -1,14 +1,10 @@
 """Machines made of files: what `vllm-balance doctor` would find on a healthy one.
 
-The forms of `npu-smi` are those that people have shown in public: 24.1.rc3.7 on A3 in
-vllm-ascend issue 2035, 25.0.rc1.1 on A2 in 4621, 25.2.0 in HAMi-WebUI issue 47,
-26.0.rc2 on A3 in vllm-ascend issue 12980, with processes and `Process id in container`
-in nyaterm issue 268, 310P in ollama issue 5315, Ascend 950 in SwanLab pull request
-1719. What `-t board` prints and how a SoC is put together is in the plugin's setup.py.
-The files below /usr/local/Ascend are named in the plugin's collect_env.py and
-installation.md; vllm-ascend issue 4621 shows the text of ascend_toolkit_install.info,
-and that of the driver's version.info with its range of firmware is in the
-guides of CANN 8.5 to 9.1.
+The forms of `npu-smi` are those that people have shown in public: of 24.1.rc3.7 and
+26.0.rc2 on A3 in vllm-ascend's issues 2035 and 12980, of A2 in 4621, with processes in
+nyaterm's 268, of 310P in ollama's 5315, of Ascend 950 in SwanLab's pull request 1719.
+What `-t board` prints is in the plugin's setup.py; the files below /usr/local/Ascend
+are in its collect_env.py and installation.md, in 4621, and in the guides of CANN.
 """
 
 import json
@@ -95,7 +91,8 @@ class FakeMachine:
     def __post_init__(self):
         self._make_root()
         self._make_packages()
-        self._make_programs()
+        self.programs.mkdir()
+        self.npu_smi(table(self.device, self.hdk))
 
     def write(self, name, text):
         path = self.folder / "root" / name.lstrip("/")
@@ -109,12 +106,10 @@ class FakeMachine:
         self.write("/proc/net/tcp", TCP)
         self.write("/proc/sys/kernel/hostname", "head\n")
         self.write("/etc/hosts", "127.0.0.1 localhost\n10.0.0.1 head\n")
-        self.write("/sys/class/net/eth0/operstate", "up\n")
-        self.write("/sys/class/net/lo/operstate", "unknown\n")
-        self.write("/sys/class/net/eth1/operstate", "down\n")
-        for i in range(2):
-            self.write(f"/dev/davinci{i}", "")
-        for name in ("davinci_manager", "devmm_svm", "hisi_hdc"):
+        for name, state in (("eth0", "up"), ("lo", "unknown"), ("eth1", "down")):
+            self.write(f"/sys/class/net/{name}/operstate", f"{state}\n")
+        chips = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
+        for name in chips:
             self.write(f"/dev/{name}", "")
         fields = f"Version={self.hdk}\nInnerversion=V100R001C23SPC002B212\n"
         fields += "compatible_version_fw=[6.4.0,6.4.99],[7.0.0,8.9.9]\n"
@@ -185,10 +180,6 @@ class FakeMachine:
             (self.packages / name).mkdir()
             (self.packages / name / "__init__.py").touch()
         (self.packages / "triton/backends/ascend").mkdir(parents=True)
-
-    def _make_programs(self):
-        self.programs.mkdir()
-        self.npu_smi(table(self.device, self.hdk))
 
     @property
     def programs(self):

@@ -130,12 +130,10 @@ class SampleIndex:
         headers = handler.headers
         self.requests.append(Request(handler.path, headers["Authorization"]))
         _, kind, name, *_ = handler.path.split("/")
-        if kind == "simple":
-            self._send(handler, self.page(name), self.content_type)
-        elif kind == "files" and name in self.files:
+        if kind == "files":
             self._send_file(handler, name)
         else:
-            handler.send_error(404)
+            self._send(handler, self.page(name), self.content_type)
 
     def page(self, project):
         links = ""

@@ -11,7 +11,6 @@ PYTHONS = ("3.10.0", "3.10.20", "3.11.2", "3.11.14", "3.12.3", "3.13.5")
 
 
 def holds(requirement: Requirement, python: str) -> bool:
-    """Whether its marker is true for this Python, on Linux."""
     environment = {
         "python_version": python.rpartition(".")[0],
         "python_full_version": python,

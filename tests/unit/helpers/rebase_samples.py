@@ -85,11 +85,6 @@ class Engine(Base):
 
     def sync(self, executed):
         return executed
-
-    def drain(self):
-        for request in self.running:
-            request.abort()
-        self.running.clear()
 '''
 SYNC = (
     b"            self.active = self.sync(\n                executed,\n            )\n"
@@ -105,10 +100,7 @@ UPSTREAM: Files = {
     "vllm/engine.py": ENGINE,
     "vllm/queue.py": QUEUE,
 }
-ASCEND: Files = {
-    "vllm_ascend/__init__.py": b"",
-    "vllm_ascend/plugin.py": PLUGIN,
-}
+ASCEND: Files = {"vllm_ascend/__init__.py": b"", "vllm_ascend/plugin.py": PLUGIN}
 
 IMPORT = b"from vllm.balance import create_gate\n"
 GATE = b"        self.gate = create_gate(config)\n"

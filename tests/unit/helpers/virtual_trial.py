@@ -7,7 +7,7 @@ and a prompt takes as long as twenty of its decode steps.
 import math
 import random
 from collections import defaultdict
-from types import SimpleNamespace
+from dataclasses import replace
 from unittest import mock
 
 from vllm_balance.core.policies import Decision
@@ -30,8 +30,6 @@ CLIENTS, PER_SECOND = 16, 2.6
 
 
 class Switched:
-    """Decides as the policy whose time it is."""
-
     def __init__(self, plan, length, in_flight):
         self.plan, self.length, self.now = plan, length, 0.0
         self.own = {p: make_controller(served_name(p), in_flight) for _, p in plan}
@@ -82,27 +80,17 @@ def run(plan, length, seed, rate):
         return found
 
     traffic = ClientTraffic(self_timed=True) if dues else ClientTraffic(CLIENTS)
-    served = Scenario(
-        LIMITS,
-        COST,
-        _sized(count),
-        traffic,
-        load_balancer="as-served",
-        async_scheduling=True,
-    )
+    how = {"load_balancer": "as-served", "async_scheduling": True}
+    served = Scenario(LIMITS, COST, _sized(count), traffic, **how)
 
     def on_step(step):
         made[0].now = step.end
 
+    ours = {"switched": controller}
     with mock.patch.object(scenario_module, "requests_of", requests_of):
-        found = simulate(
-            served,
-            "switched",
-            seed,
-            controllers={"switched": controller},
-            on_step=on_step,
-        )
-    return found.requests
+        return simulate(
+            served, "switched", seed, controllers=ours, on_step=on_step
+        ).requests
 
 
 ORIGINAL = scenario_module.requests_of
@@ -142,23 +130,15 @@ def trial(policies, blocks, length, seed, rate=None, washout=None):
 
 
 def verdict(measured, policies):
-    """What a trial says that looks at each block, and the blocks that it took."""
+    """What a trial says that looks at each block."""
     base, other = policies
-    most = measured.blocks
-    for blocks in range(LEAST_BLOCKS, most + 1):
+    for blocks in range(LEAST_BLOCKS, measured.blocks + 1):
         kept = [s for s in measured.stretches if s.block < blocks]
-        seen = Measured(
-            measured.answers,
-            measured.ticks,
-            [],
-            kept,
-            measured.washout,
-            measured.clients,
-        )
-        found = seen.ratio(other, base, alpha=level(blocks, most))
+        seen = replace(measured, stretches=kept)
+        found = seen.ratio(other, base, alpha=level(blocks, measured.blocks))
         if found.differs:
             break
-    return SimpleNamespace(interval=found, blocks=blocks)
+    return found
 
 
 def mean_latency(policy, seconds, seed, rate=None):

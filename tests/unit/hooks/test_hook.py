@@ -5,17 +5,17 @@ import pytest
 from balance_tools.hooks.hook import hooks_between
 from balance_tools.hooks.model import PatchStatus
 from balance_tools.hooks.placement import decide
-from rebase_samples import ENGINE, SYNC
+from rebase_samples import ENGINE, SYNC, WITH_EXCHANGE, misplaced, replaced
 from rebase_samples import EXCHANGE as HOOK
 
 HOOKED = ENGINE.replace(SYNC, SYNC + HOOK)
 
 
 def moved(upstream, base=ENGINE, patched=HOOKED):
-    """What becomes of a patch on `upstream`: status, new content, first reason."""
+    """What becomes of a patch on `upstream`: status, new content, and what is said."""
     verdict = decide("m.py", base, patched, upstream, "new")
-    said = [*verdict.notes, *(hook.note for hook in verdict.hooks)]
-    return verdict.status, verdict.content or b"", said[0]
+    said = "; ".join([*verdict.notes, *(hook.note for hook in verdict.hooks)])
+    return verdict.status, verdict.content or b"", said
 
 
 def test_a_hook_is_described_by_scope_blocks_and_neighbours():
@@ -74,17 +74,65 @@ def test_a_patch_that_does_more_than_add_code_is_a_conflict(patched):
     assert "expected hooks that only add code" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "is_placed"), [("create_gate", True), ("gate", False)]
-)
-def test_words_that_upstream_uses_count_but_not_those_of_a_path(name, is_placed):
+def test_words_that_upstream_uses_count_but_not_those_of_a_path():
     """What it uses may be the hook itself, merged in other words."""
-    line = f"from gate.rank import {name}\n".encode()
     old = b"import os\nimport sys\n"
-    new, upstream = old + line, old + b"gate = rank = 1\n"
-    status, content, said = moved(upstream, old, new)
-    if is_placed:
-        assert status is not PatchStatus.CONFLICT
-        assert line in content
-    else:
-        assert "itself uses gate" in said
+    upstream, line = old + b"gate = rank = 1\n", b"from gate.rank import create_gate\n"
+    status, content, _ = moved(upstream, old, old + line)
+    assert status is not PatchStatus.CONFLICT
+    assert line in content
+    _, _, said = moved(upstream, old, old + b"from gate.rank import gate\n")
+    assert "itself uses gate" in said
+
+
+LOOP = ENGINE[ENGINE.index(b"    def loop(") : ENGINE.index(b"    def schedule(")]
+SCHEDULE = ENGINE[ENGINE.index(b"    def schedule(") : ENGINE.index(b"    def sync(")]
+CONFLICT, GONE = PatchStatus.CONFLICT, PatchStatus.TARGET_DELETED
+STEP = b"            executed = self.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "reason"),
+    [
+        ((SYNC, SYNC + STEP + SYNC), CONFLICT, "occurs 2 times in Engine.l"),
+        ((STEP, STEP + HOOK), CONFLICT, "itself uses"),
+        ((b"loop(self)", b"run(self)"), GONE, "does not exist any"),
+        (None, GONE, "m.py is gone"),
+        ((b"(Base):", b"(Base:"), CONFLICT, "not valid Python"),
+        (
+            (b"running = []\n        self.wait", b"running = []; self.wait"),
+            CONFLICT,
+            "formats this code otherwise",
+        ),
+    ],
+)
+def test_what_has_no_clear_place_is_refused_with_the_reason(change, status, reason):
+    upstream = replaced(ENGINE, change) if change else None
+    found, _, said = moved(upstream, patched=WITH_EXCHANGE)
+    assert found is status
+    assert reason in said
+
+
+FORMATTED = replaced(
+    ENGINE,
+    (SYNC, b"            self.active = self.sync(executed)\n"),
+    (b'"""Sample engine."""\n\n', b"'''Sample engine.'''\n"),
+    (b"ing) == self.limit", b"ing\n            ) == self.limit"),
+).replace(b"    ", b"  ")
+PLACED = {
+    "formatted by another formatter": FORMATTED,
+    "functions in another order": ENGINE.replace(LOOP, b"").replace(SCHEDULE, b"")
+    + b"\n"
+    + SCHEDULE
+    + LOOP,
+    "a copy of the loop above it": replaced(
+        ENGINE, (LOOP, LOOP.replace(b"def loop", b"def old_loop") + LOOP)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_what_is_clear_is_placed_right(name):
+    status, content, _ = moved(PLACED[name], patched=WITH_EXCHANGE)
+    assert status is PatchStatus.CONTEXT_ONLY
+    assert misplaced(content) == []

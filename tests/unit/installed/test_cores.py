@@ -10,7 +10,6 @@ TOP, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu,cpuacct"
 CASES = {
     "no cgroup": ({}, 8),
     "a container": ({"own": "0::/\n", f"{TOP}/cpu.max": "250000 100000\n"}, 2),
-    "no quota": ({"own": "0::/\n", f"{TOP}/cpu.max": "max 100000\n"}, 8),
     "above the cores": ({"own": "0::/\n", f"{TOP}/cpu.max": "1600000 100000\n"}, 8),
     "less than one": ({"own": "0::/\n", f"{TOP}/cpu.max": "50000 100000\n"}, 1),
     "a slice above": (

@@ -50,10 +50,6 @@ def root(tmp_path):
     return root
 
 
-def line_file(root, name=OWN):
-    return root / "lines" / "next" / name
-
-
 def refusal(root):
     with pytest.raises(ToolError) as caught:
         derive(Paths(root), find_line(Paths(root), "next"))
@@ -98,7 +94,7 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root):
     said = refusal(root)
     assert said.startswith(f"lines/next/{OWN}: expected it to follow {OWN}")
     field = said.partition("write the field ")[2]
-    own = line_file(root)
+    own = root / "lines/next" / OWN
     (before,) = [t for t in own.read_text().splitlines() if t.startswith("Adapted-")]
     edit(own, before, field)
     edit(own, *change)
@@ -107,7 +103,7 @@ def test_an_own_patch_must_follow_the_one_of_the_pin(root):
 
 
 def test_a_patch_that_the_pin_no_longer_has_is_named(root):
-    line_file(root).rename(line_file(root, "patches/vllm/other.patch"))
+    (own := root / "lines/next" / OWN).rename(own.with_name("other.patch"))
     assert "patches/vllm/series: expected other.patch" in refusal(root)
     with pytest.raises(ToolError, match="expected a line, found none; there are next"):
         find_line(Paths(root), "none")

@@ -20,7 +20,7 @@ from rebase_samples import (
     SYNC,
     SYNC_AND_WAVE,
     UPSTREAM,
-    Files,
+    WITH_EXCHANGE,
     edit,
     make_sdist,
     misplaced,
@@ -37,28 +37,35 @@ NEWER = replaced(
     ENGINE,
     (b"class Engine(Base):\n", b"LIMIT = 8\n\n\nclass Engine(Base):\n"),
     (b"if len(self.running) == self.limit:", b"if len(self.running) >= self.limit:"),
-    (
-        b"            # Admit it.\n",
-        b"            self.seen += 1\n            # Admit it.\n",
-    ),
+    (b"            # Admit", b"            self.seen += 1\n            # Admit"),
 )
 ENGINE_PY = "vllm/engine.py"
-FINISH_EXCHANGE = b"            self.finish(executed)\n" + EXCHANGE
+FINISH = b"            self.finish(executed)\n"
 # Upstream rewrote the statement that a hook stands behind, and the one after it.
-CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, b"            self.finish(executed)\n"))
+CONFLICTING = replaced(ENGINE, (SYNC_AND_WAVE, FINISH))
 
 
-def sdist(folder: Path, version: str, engine: bytes, **more: bytes) -> Path:
-    files: Files = {**UPSTREAM, "vllm/engine.py": engine, **more}
-    return make_sdist(folder, f"vllm-{version}", files)
+pytestmark = pytest.mark.usefixtures("types_fit")
 
 
-def test_series_and_lock_move_together(root, tmp_path):
+def sdist(folder: Path, version: str, engine: bytes) -> Path:
+    return make_sdist(folder, f"vllm-{version}", {**UPSTREAM, ENGINE_PY: engine})
+
+
+def placed_engine(root: Path) -> bytes:
+    """Release 2.0 with the hooks that need nobody."""
+    series = root / "build/rebase/2.0/patches/vllm"
+    return patched_engine(series, Paths(root).unpacked("vllm", "2.0"))
+
+
+def test_series_and_lock_move_together(root, tmp_path, monkeypatch):
+    monkeypatch.undo()  # mypy is asked
     before = tracked(root)
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
     lock = load_lock(root / "upstream.toml")
     assert lock.vllm.filename == "vllm-2.0.tar.gz"
     assert lock.vllm_ascend.version == "1.0"
+    assert f"| {OTHER} | low | open | refuse short lists |" in report(root, "2.0")
     tree = ensure_pristine(lock.vllm, Paths(root))
     assert misplaced(patched_engine(root / "patches/vllm", tree)) == []
     assert statuses(root, "2.0") == {
@@ -89,7 +96,7 @@ def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
 ):
     before = tracked(root)
     archive = str(sdist(tmp_path, "2.0", CONFLICTING))
-    for more in ([], ["--dry-run"], ["--line", "next"]):
+    for more in ([], ["--line", "next"]):
         assert rebase(root, "--sdist", archive, *more) == 5
     said = capsys.readouterr().err
     assert "patches/vllm/exchange.patch: conflict" in said
@@ -100,11 +107,8 @@ def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
     assert (found["exchange.patch"], found["defer.patch"]) == ("conflict", "untouched")
     # What a person writes is taken, proven, and kept in the line.
     own = root / "lines/next/patches/vllm/exchange.patch"
-    placed = patched_engine(
-        root / "build/rebase/2.0/patches/vllm", Paths(root).unpacked("vllm", "2.0")
-    )
-    new = placed.replace(b"            self.finish(executed)\n", FINISH_EXCHANGE)
-    assert new != placed
+    placed = placed_engine(root)
+    new = replaced(placed, (FINISH, FINISH + EXCHANGE))
     write_tree(own.parent, {own.name: b"D: x\n\n" + diff_file(ENGINE_PY, placed, new)})
     assert rebase(root, "--sdist", archive, "--line", "next") == 0
     assert statuses(root, "2.0")["exchange.patch"] == "content-changed"
@@ -118,26 +122,23 @@ def test_who_must_decide_writes_a_patch_of_a_line_and_runs_it_again(
     assert not (root / "lines/next").exists()
 
 
-MARKED = """\
-<<<<<<< exchange.patch
-            self.active = self.sync(
-                executed,
-            )
-            self.gate.exchange(self.active)
+def test_merged_verbatim_is_proposed_and_never_dropped_by_itself(root, tmp_path):
+    before = tracked(root)
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", WITH_EXCHANGE))) == 3
+    found = statuses(root, "2.0")
+    assert found.pop("defer.patch") == "untouched"
+    assert set(found.values()) == {"already-upstream"}
+    assert tracked(root) == before
 
-            if not self.active:
-                self.wave += 1
-||||||| vllm-1.0
-            self.active = self.sync(
-                executed,
-            )
 
-            if not self.active:
-                self.wave += 1
-=======
-            self.finish(executed)
->>>>>>> vllm-2.0
-"""
+def test_line_ends_and_a_byte_order_mark_are_kept(root, tmp_path):
+    upstream = b"\xef\xbb\xbf" + ENGINE.replace(b"\n", b"\r\n")
+    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", upstream))) == 0
+    tree = ensure_pristine(load_lock(root / "upstream.toml").vllm, Paths(root))
+    patched = patched_engine(root / "patches/vllm", tree)
+    assert misplaced(patched) == []
+    assert patched.count(b"\n") == patched.count(b"\r\n")
+    assert patched.startswith(upstream[:3])
 
 
 def test_where_a_hook_has_no_clear_place_the_new_file_shows_the_conflict(
@@ -149,9 +150,12 @@ def test_where_a_hook_has_no_clear_place_the_new_file_shows_the_conflict(
     folder = root / "build/rebase/2.0/merged"
     (file,) = (path for path in folder.rglob("*") if path.is_file())
     assert file == folder / "exchange.patch" / ENGINE_PY
-    assert file.read_text() == patched_engine(
-        root / "build/rebase/2.0/patches/vllm", Paths(root).unpacked("vllm", "2.0")
-    ).decode().replace("            self.finish(executed)\n", MARKED)
+    text, end = file.read_bytes(), b">>>>>>> vllm-2.0\n"
+    marked = text[text.index(b"<<<<<<<") : text.index(end) + len(end)]
+    mine, base, theirs = re.split(rb"[|=]{7}.*\n", marked)
+    assert mine == b"<<<<<<< exchange.patch\n" + base.replace(SYNC, SYNC + EXCHANGE)
+    assert (base, theirs) == (SYNC_AND_WAVE, FINISH + end)
+    assert text.replace(marked, FINISH) == placed_engine(root)
     said = f"{file}: the file of vllm-2.0 merged with this patch by git, conflicts "
     assert f"  {said}marked: 1\n" in capsys.readouterr().err
     assert f"- {said}marked: 1\n" in report(root, "2.0")
@@ -194,9 +198,8 @@ def test_a_patch_that_a_release_has_is_left_out_there(root, tmp_path):
     field = f"Advisory: {CLOSED}\nFixed-In: 2.0\nRelies-On"
     edit(root / "patches/vllm/exchange.patch", "Relies-On", field)
     edit(root / "patches/vllm/hold.patch", "Relies-On", f"Advisory: {OTHER}\nRelies-On")
-    assert (
-        rebase(root, "--sdist", str(sdist(tmp_path, "1.5", ENGINE)), "--dry-run") == 0
-    )
+    archive = str(sdist(tmp_path, "1.5", ENGINE))
+    assert rebase(root, "--sdist", archive, "--dry-run") == 0
     assert "1.5 closes 0 of 1.0: none.\n\n| there |" in report(root, "1.5")
     assert f"| {CLOSED} | high 7.5 | fixed here |" in report(root, "1.5")
     assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", CONFLICTING))) == 0
@@ -208,15 +211,11 @@ def test_a_patch_that_a_release_has_is_left_out_there(root, tmp_path):
     assert (root / "patches/vllm/series").read_text() == "gate.patch\nhold.patch\n"
 
 
-def test_the_report_names_what_is_open_there_and_what_to_do(root, tmp_path):
-    assert rebase(root, "--sdist", str(sdist(tmp_path, "2.0", NEWER))) == 0
-    assert f"| {OTHER} | low | open | refuse short lists |" in report(root, "2.0")
-
-
 def test_files_of_ours_that_do_not_fit_are_refused_whatever_git_says(
     root, tmp_path, monkeypatch, capsys
 ):
     """In a folder without git, or while GIT_DIR means another repository."""
+    monkeypatch.undo()  # mypy is asked
     without = {path: text for path, text in UPSTREAM.items() if path != "vllm/queue.py"}
     moved = replaced(ENGINE, (b"from vllm.queue import Queue\n", b"Queue = list\n"))
     files = {**without, ENGINE_PY: moved}
@@ -233,26 +232,19 @@ def test_files_of_ours_that_do_not_fit_are_refused_whatever_git_says(
     assert "vllm: expected files of ours to hold against" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("version", ["../1", "", "1 0"])
-def test_what_is_no_version_is_refused(version, root, capsys):
-    assert rebase(root, "bump", version) == 1
-    said = capsys.readouterr().err
-    assert re.match("error: (version|vllm): expected a (version|release)", said)
+def test_what_is_no_version_or_no_name_of_a_line_is_refused(root, capsys):
+    for version in ("../1", ""):
+        assert rebase(root, "bump", version) == 1
+        said = capsys.readouterr().err
+        assert re.match("error: (version|vllm): expected a (version|release)", said)
+    for name in ("../x", "", "a/b", ".."):
+        with pytest.raises(SystemExit):
+            rebase(root, "--sdist", "a.tar.gz", "--line", name)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "--line: expected a name of letters, digits, dots and hyphens, " in said
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a/b", ".."])
-def test_what_is_no_name_of_a_line_is_refused_before_the_work(
-    name, root, tmp_path, capsys
-):
-    archive = str(sdist(tmp_path, "2.0", NEWER))
-    with pytest.raises(SystemExit):
-        rebase(root, "--sdist", archive, "--line", name)
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "--line: expected a name of letters, digits, dots and hyphens, " in said
-    assert not (root / "build/rebase").exists()
-
-
-@pytest.mark.parametrize("name", ["upstream.toml", "patches/vllm/series", "patches/x"])
+@pytest.mark.parametrize("name", ["upstream.toml", "patches/x"])
 def test_what_git_does_not_have_is_not_overwritten(name, root, tmp_path, capsys):
     archive = str(sdist(tmp_path, "2.0", NEWER))
     hides = "config status.showUntrackedFiles no"
@@ -275,9 +267,8 @@ def test_where_git_cannot_tell_nothing_is_overwritten(root, tmp_path, capsys):
     assert tracked(root) == before
 
 
-@pytest.mark.parametrize("more", [["2.0"], ["--ascend", "2.0"]])
-def test_an_archive_and_a_release_are_refused_together(more, root, capsys):
-    assert rebase(root, "--sdist", "vllm-2.0.tar.gz", *more) == 1
+def test_an_archive_and_a_release_are_refused_together(root, capsys):
+    assert rebase(root, "--sdist", "vllm-2.0.tar.gz", "--ascend", "2.0") == 1
     assert "expected archives or releases, found both" in capsys.readouterr().err
 
 

@@ -33,7 +33,6 @@ def test_the_sample_is_clean(made):
     [
         ("Description: Sample", "Title: Sample", "expected the field Description"),
         ("Forwarded: not-needed", "Forwarded:", "expected the field Forwarded"),
-        ("Removal-Plan: when", "Plan: when", "expected the field Removal-Plan"),
         ("Relies-On:", "Needs:", "expected the field Relies-On"),
         ("no longer needed\n", "no longer needed\nIndex: of all\nWords.\n", "as quilt"),
         ("create_gate(config)\n", "create_gate(config) \n", "ends in white space"),

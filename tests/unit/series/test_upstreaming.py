@@ -24,13 +24,3 @@ def test_it_applies_to_the_release(tmp_path):
     assert done.status == 0, done.tail
     for path in tmp_path.rglob("*.py"):
         compile(path.read_text(), path, "exec")
-
-
-def test_the_page_says_how_much_it_adds_to_files_of_upstream():
-    files = re.split(r"^--- ", PATCH.read_text(), flags=re.MULTILINE)[1:]
-    changed = [file for file in files if not file.startswith("/dev/null")]
-    lines = sum(len(re.findall(r"^\+(?!\+\+ )", file, re.M)) for file in changed)
-    page = (ROOT / "docs" / "upstreaming.md").read_text()
-    words = {5: "five"}[len(changed)]
-    assert re.search(rf"{lines} lines in\s{words}\sfiles", page)
-    assert f"{lines} lines to {words} files" in page

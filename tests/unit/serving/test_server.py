@@ -8,8 +8,6 @@ from vllm_server import Server, is_alive
 
 
 class Imposter(Server):
-    """A Server that runs a Python program in the place of vLLM."""
-
     def __init__(self, folder, program):
         super().__init__(folder, folder)
         self._command = [sys.executable, "-c", program, str(self.port)]
@@ -33,23 +31,15 @@ LOSES_ITS_PORT = """
 import pathlib
 tries = pathlib.Path("tries")
 tries.write_text((tries.read_text() if tries.exists() else "") + "|")
-if len(tries.read_text()) <= {lost}:
-    raise SystemExit("port: 43331, useIpv6: false, code: -98, name: EADDRINUSE")
+raise SystemExit("port: 43331, useIpv6: false, code: -98, name: EADDRINUSE")
 """
-
-
-def test_a_server_that_lost_a_port_is_started_once_more(tmp_path, capsys):
-    with Imposter(tmp_path, LOSES_ITS_PORT.format(lost=1) + WEB_SERVER):
-        pass
-    assert (tmp_path / "tries").read_text() == "||"
-    assert "a port was taken" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "tries"), [("EADDRINUSE", "||"), ("ENOENT", "|")])
 def test_a_server_that_fails_twice_or_otherwise_is_an_error(
     tmp_path, error, tries, capsys
 ):
-    program = LOSES_ITS_PORT.format(lost=2).replace("EADDRINUSE", error) + WEB_SERVER
+    program = LOSES_ITS_PORT.replace("EADDRINUSE", error)
     with (
         pytest.raises(RuntimeError, match="exited with 1"),
         Imposter(tmp_path, program),

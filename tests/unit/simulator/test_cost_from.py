@@ -64,19 +64,16 @@ def test_what_a_trial_has_learned_is_taken(tmp_path):
     expected = f"{report}: has no learned_seconds of all parts; .* adaptive"
     with pytest.raises(UsageError, match=expected):
         cost_of(str(report), 4000)
-    with pytest.raises(UsageError, match="none: is no file, and no address"):
-        cost_of(str(tmp_path / "none"), 4000)
-
-
-COST = {"t0": 1, "a": 1, "b": 1, "c": 1}
+    report.write_text('{"format": "x"}')
+    with pytest.raises(UsageError, match="not a file of `vllm-balance trial"):
+        cost_of(str(report), 4000)
 
 
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        *((each, "has no cost model") for each in (None, {}, {"t0": 1}, 3)),
-        (COST | {"phi": 7}, "result.json: cost model: phi is 7"),
-        (COST | {"a": True}, "result.json: cost model: a is True"),
+        *((each, "has no cost model") for each in (None, {"t0": 1})),
+        ({"t0": 1, "a": True, "b": 1, "c": 1}, "result.json: cost model: a is True"),
     ],
 )
 def test_a_file_without_constants_is_refused(cost, message, tmp_path):
@@ -86,11 +83,3 @@ def test_a_file_without_constants_is_refused(cost, message, tmp_path):
     )
     with pytest.raises(UsageError, match=message):
         run(simulate, "--cost-from", str(path))
-
-
-def test_a_file_of_another_version_or_kind_is_refused(tmp_path):
-    (path := tmp_path / "result.json").write_text('{"format": "x"}')
-    with pytest.raises(
-        UsageError, match=r"not a file of .* trial or simulate or recom"
-    ):
-        cost_of(str(path), 1)

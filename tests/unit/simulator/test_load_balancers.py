@@ -15,19 +15,19 @@ from vllm_balance.simulator.scenario import Scenario, simulate
 from vllm_balance.simulator.step_time.presets import PRESETS
 
 
-def sessions(folder, shares):
+def sessions(folder):
     """A trace of 12 sessions whose prompts grow, in blocks of 64 tokens."""
     rows = []
     for turn in range(8):
         for session in range(12):
             blocks, when = 64 + 16 * turn, 40 * ((5 * session + turn) % 12)
             row = {"timestamp": 5000 * turn + when, "input_length": 64 * blocks}
-            row["output_length"] = 5
-            hash_ids = [1000 * session + block for block in range(blocks)]
-            rows.append(row | ({"hash_ids": hash_ids} if shares else {}))
+            row["hash_ids"] = [1000 * session + block for block in range(blocks)]
+            rows.append(row | {"output_length": 5})
     rows.sort(key=lambda row: row["timestamp"])
-    path = folder / f"{shares}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path := folder / "trace.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     timed = TimedTrace(chunk_hash_size=64, sec_multiplier=1e-3)
     return Workload(len(rows), trace=path, timed_trace=timed)
 
@@ -53,7 +53,7 @@ def computed(workload, load_balancer, **limits):
 
 def test_sessions_stay_with_their_prefix(tmp_path):
     """Also where KV caches hold a third of it; as early as if one looked into them."""
-    workload = sessions(tmp_path, shares=True)
+    workload = sessions(tmp_path)
     roomy = [computed(workload, name)[0] for name in ("prefix-aware", "tokens")]
     assert roomy[0] < 0.6 * roomy[1]
     names = ("tokens", "prefix-aware", "as-served", "trtllm-kv-aware")
@@ -65,12 +65,8 @@ def test_sessions_stay_with_their_prefix(tmp_path):
 
 
 def test_by_context_the_answer_that_has_passed_counts():
-    backends = Backends(
-        2,
-        random.Random(0),
-        slots=8,
-        output_tokens=lambda sent: 5000 * (sent.index == 0),
-    )
+    passed = {"output_tokens": lambda sent: 5000 * (sent.index == 0)}
+    backends = Backends(2, random.Random(0), slots=8, **passed)
     (tested,) = LOAD_BALANCERS["context"](backends)
     short, long = SimRequest(0, 10, 9000), SimRequest(1, 4000, 9)
     short.rank, long.rank = tested.choose(short), tested.choose(long)

@@ -16,7 +16,6 @@ from vllm_balance.simulator.requests.workload import traced_requests
 from vllm_balance.simulator.scenario import Scenario, Workload, simulate
 from vllm_balance.simulator.step_time.model import DEEPSEEK_V3_1
 
-SHIPPED = Path(__file__).parents[3] / "bench/traces/mooncake_conversation.jsonl"
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,3180,8
@@ -40,16 +39,9 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-def test_csv_of_azure(tmp_path):
-    rows = read_trace(written(tmp_path, AZURE)).rows
-    assert [row[:2] for row in rows] == OF_AZURE
-    assert [row.time for row in rows] == pytest.approx([0, 0.052, 29.479069])
-
-
 @pytest.mark.parametrize(
     ("first", "second", "seconds"),
     [
-        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01+00:00", 0.99007),
         ("2023-11-16T18:15:46Z", "2023-11-16T18:15:47.5Z", 1.5),
         ("2023-11-16 18:15:46+02:00", "2023-11-16 16:15:47", 1.0),
         ("5", "45.5", 40.5),
@@ -63,8 +55,7 @@ def test_csv_has_dates_or_seconds(first, second, seconds, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("\n", "\r\n"), ("4808", '"4808"'), (",", ";"), (",", "\t"), (",", ", ")],
+    ("old", "new"), [("\n", "\r\n"), ("4808", '"4808"'), (",", ";"), (",", "\t")]
 )
 def test_csv_as_programs_write_it(old, new, tmp_path):
     path = written(tmp_path, "\ufeff" + AZURE.replace(old, new))
@@ -79,26 +70,22 @@ def test_csv_with_other_names_and_requests_that_failed(tmp_path, capsys):
     assert "left out 1 of 3 requests, which have no answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("unit", "is_csv"), [(1e3, True), (1e6, True), (1e6, False), (1e9, False)]
-)
-def test_times_since_1970_in_a_shorter_unit_are_no_seconds(unit, is_csv, tmp_path):
+@pytest.mark.parametrize("unit", [1e3, 1e9])
+def test_times_since_1970_in_a_shorter_unit_are_no_seconds(unit, tmp_path, capsys):
+    """Of a table, whose times are read as seconds, and of Mooncake's milliseconds."""
     stamps = [int(unit * (1.7e9 + number)) for number in range(3)]
-    form = '{{"timestamp": {}, "input_length": 9, "output_length": 5}}'
-    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"] * is_csv
-    lines += [f"{s},9,5" if is_csv else form.format(s) for s in stamps]
-    (path := tmp_path / "trace").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="give their unit with --timed-trace-sec-mul"):
-        read_trace(path)
+    lines = "".join(f"{stamp},9,5\n" for stamp in stamps)
+    for content in (
+        f"{AZURE_HEAD}\n{lines}",
+        [MOONCAKE[0] | {"timestamp": 1e3 * stamp} for stamp in stamps],
+    ):
+        path = written(tmp_path, content)
+        with pytest.raises(UsageError, match="give their unit with --timed-trace-sec"):
+            read_trace(path)
+    path = written(tmp_path, f"{AZURE_HEAD}\n{lines}")
     rows = read_trace(path, TimedTrace(sec_multiplier=1 / unit)).rows
     assert [row.time for row in rows] == pytest.approx([0, 1, 2], abs=1e-3)
-
-
-def test_what_is_assumed_of_times_in_a_table_is_said(tmp_path, capsys):
-    (path := tmp_path / "a.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n0,9,5\n1000,9,5\n"
-    )
-    assert read_trace(path).rows[1].time == 1000
+    assert read_trace(written(tmp_path, f"{AZURE_HEAD}\n0,9,5\n")).rows
     assert "unless they are dates, are read as seconds" in capsys.readouterr().err
 
 
@@ -120,61 +107,34 @@ def test_mooncake_counts_milliseconds_and_chunks_of_512(tmp_path, capsys):
     assert "read as Mooncake's, whose times are milli" in capsys.readouterr().err
 
 
-DATE = "2024-05-10 00:0{}:00"
-
-
 @pytest.mark.parametrize(
     ("stamps", "step"),
     [
-        ([27000, 27000, 29999, 30001, 30000, 33000], 3),
         ([5, 5, 45, 118, 118, 120], 1),
-        (["5.0", "5.0", "45.004", "118.0"], 1),
-        ([DATE.format(minute) for minute in (1, 1, 1, 2, 5)], 60),
+        ([5.0, 5.0, 45.004, 118.0], 1),
+        ([60, 60, 60, 120, 300], 60),
+        ([27, 27, 29.999, 30.001, 30, 33], 3),
     ],
 )
 def test_times_of_a_step_are_spread_over_it(stamps, step, tmp_path, capsys):
-    if step == 3:
-        lines = [MOONCAKE[0] | {"timestamp": stamp} for stamp in stamps]
-        path = written(tmp_path, lines)
-        steps = [stamp / 1e3 for stamp in stamps]
-    else:
-        text = "".join(f"{stamp},9,5\n" for stamp in stamps)
-        path = written(tmp_path, f"{AZURE_HEAD}\n{text}")
-        steps = [float(each) if step == 1 else 60 * int(each[-4]) for each in stamps]
-    times = [row.time or 0.0 for row in read_trace(path).rows]
+    text = "".join(f"{stamp},9,5\n" for stamp in stamps)
+    times = [
+        row.time for row in read_trace(written(tmp_path, f"{AZURE_HEAD}\n{text}")).rows
+    ]
     assert len({*times}) == len(times)
     assert f"multiples of {step} s; requests are spread" in capsys.readouterr().err
-    first = min(steps)
-    for time, stamp in zip(times, sorted(steps), strict=True):
-        assert abs(time - (stamp - first)) < step + 0.005
-
-
-def test_almost_each_row_of_the_shipped_mooncake_has_a_time_of_its_own():
-    times = [row.time or 0.0 for row in read_trace(SHIPPED).rows]
-    assert len({*times}) > 0.9 * len(times)
-    stamps = [json.loads(line)["timestamp"] for line in SHIPPED.open()]
-    first = min(time for time in times)
-    assert first == 0
-    for time, stamp in zip(times, stamps, strict=False):
-        assert abs(time - stamp / 1e3) < 6
+    for time, stamp in zip(times, sorted(stamps), strict=True):
+        assert abs(time - (stamp - min(stamps))) < step + 0.005
 
 
 @pytest.mark.parametrize(
-    "stamps",
-    [
-        [0, 100, 200, 200],
-        [0, 3000, 6000],
-        [5, 5, 5],
-        [3000, 3000, 3002, 2998],
-        [60_000, 63_007, 63_007],
-    ],
+    "stamps", [[0, 100, 200, 200], [0, 3000, 6000], [5, 5, 5], [3000, 3000, 3002, 2998]]
 )
 def test_times_that_are_exact_are_kept(stamps, tmp_path):
     lines = [MOONCAKE[0] | {"timestamp": stamp} for stamp in stamps]
     rows = read_trace(written(tmp_path, lines)).rows
-    first = min(stamps)
     assert [row.time for row in rows] == pytest.approx(
-        [(s - first) / 1e3 for s in sorted(stamps)]
+        [(stamp - min(stamps)) / 1e3 for stamp in sorted(stamps)]
     )
 
 
@@ -210,30 +170,23 @@ def of_seconds(tmp_path: Path, stamps: list[int]) -> Path:
 
 def test_of_a_file_in_order_nothing_behind_the_window_is_read(tmp_path, monkeypatch):
     path = of_seconds(tmp_path, list(range(20_000)))
-    made, read = [], 0
-
-    def counted(path, errors="strict"):
-        nonlocal read
-        for line in read_lines(path, errors):
-            read += 1
-            yield line
-
-    monkeypatch.setattr(traces, "read_lines", counted)
-    row = traces._row
+    made, read, row = [], [], traces._row
+    monkeypatch.setattr(
+        traces,
+        "read_lines",
+        lambda *of: (read.append(line) or line for line in read_lines(*of)),
+    )
     monkeypatch.setattr(traces, "_row", lambda *of: made.append(1) or row(*of))
     kept = read_trace(path, TimedTrace(start=100.0, duration=50.0)).rows
     assert [row.prompt_len for row in kept] == list(range(101, 151))
     assert len(made) == 50, "other rows make no object"
-    assert read < 1000
-    with pytest.raises(UsageError, match=r"no request in the window .* lasts 19999 s"):
-        read_trace(path, TimedTrace(start=30_000.0, duration=5.0))
+    assert len(read) < 1000
 
 
 @pytest.mark.parametrize(
     "stamps",
     [
         [*range(1000), *range(900, 50, -1)],
-        [*range(1000), *range(0, 20_000, 3)],
         [*range(50), 0, *range(50, 7778), 60, *range(7778, 20_000)],
         [*range(1, 9000), 0],
     ],
@@ -273,9 +226,6 @@ OTHERS = {
     "": "",
     "[" * 99999: "",
     "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18": " line 2",
-    "time,ContextTokens,GeneratedTokens\n5,472,18": " line 2",
-    "TIMESTAMP,ContextTokens,Answer\n5,472,18": " line 2",
-    '{"prompt": "hello"}': " line 1",
     '{"input_lens": [4, 5], "output_lens": [1, 2]}': " line 1",
     '{\n "input_lens": [\n': " line 1",
     '[{"conversations": []}]': "",
@@ -286,17 +236,13 @@ OTHERS = {
 @pytest.mark.parametrize("content", OTHERS)
 def test_what_is_of_another_format_gets_the_sentence_that_helps(content, tmp_path):
     path = written(tmp_path, content)
-    with pytest.raises(UsageError) as caught:
+    said = f"^{path}{OTHERS[content]}: .*give lines like .*docs/simulate.md how to conv"
+    with pytest.raises(UsageError, match=said):
         read_trace(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}{OTHERS[content]}: ")
-    assert 'give lines like {"timestamp": 27000, "input_length": 6955' in said
-    assert "docs/simulate.md how to convert" in said
 
 
-@pytest.mark.parametrize("data", [AZURE.encode("utf-16"), b"\x1f\x8b\x08", b"PK\xff"])
-def test_files_that_are_no_text(data, tmp_path):
-    (path := tmp_path / "trace").write_bytes(data)
+def test_files_that_are_no_text(tmp_path):
+    (path := tmp_path / "trace").write_bytes(b"\x1f\x8b\x08")
     with pytest.raises(UsageError, match="is no text in UTF-8; unpack it if"):
         read_trace(path)
 
@@ -312,11 +258,8 @@ STAMP = "2023-11-16 18:17:33.4"
         (AZURE + "nan,1,2\n", "line 5: timestamp is 'nan'"),
         (AZURE + f"{STAMP},1\n", "line 5: output tokens are None"),
         (AZURE + "9" * 200_000, "line 5: field larger than"),
-        (AZURE + f"{STAMP},0,3\n", "line 5: prompt tokens are 0; give"),
-        (AZURE + "2023-02-30 18:17:33,1,1\n", "line 5: timestamp"),
         ([MOONCAKE[0] | {"hash_ids": "x"}], "line 1: hash_ids is not a list"),
         ([MOONCAKE[0] | {"timestamp": 10**400}], "line 1: timestamp is 1000"),
-        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "is nan; exp"),
         ([MOONCAKE[0] | {"input_length": 10**400}], "line 1: prompt tokens are 1000"),
         ([MOONCAKE[0] | {"input_length": True}], "line 1: prompt tokens are True"),
         ([MOONCAKE[0] | {"output_length": 0}], "no request with an answer"),
@@ -328,7 +271,6 @@ STAMP = "2023-11-16 18:17:33.4"
         ),
         ([{"block_size": 0, "requests": []}], "line 1: block_size is 0"),
         ([runs_of(10**30)], "line 1: request 1 of the session cannot be read"),
-        ([{"block_size": 64, "requests": [{"in": 5}]}], "line 1: request 1 of the"),
     ],
 )
 def test_bad_line_is_named(content, message, tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from small_server import answering
 from vllm_balance import server_api as endpoint_module
@@ -51,21 +52,18 @@ def test_all_its_processes_are_ended_and_signals_work_again(
 ):
     monkeypatch.setattr(server_module, "STOP_S", 3)  # the child is not asked
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
-    children = []
-
-    def turn(started):
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        server(tmp_path, PROGRAM, port) as started,
+    ):
         started.start()
         started.wait_until_ready(endpoint, 60)
         with pytest.raises(UsageError, match=f"--port {port}: in use"):
             refuse_port_in_use(endpoint.url)
         started.refuse_ended()
-        children.append(int((tmp_path / "server.log").read_text().split()[1]))
-        assert is_alive(children[0])
+        child = int((tmp_path / "server.log").read_text().split()[1])
+        assert is_alive(child)
         _ = 1 / 0
-
-    with pytest.raises(ZeroDivisionError), server(tmp_path, PROGRAM, port) as started:
-        turn(started)
-    (child,) = children
     assert not is_alive(child)
     assert endpoint.problem().endswith("no answer (Connection refused)")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -81,14 +79,12 @@ def test_all_its_processes_are_ended_and_signals_work_again(
 )
 def test_a_server_that_does_not_come_up_shows_why(tmp_path, port, program, said, capfd):
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
-
-    def turn():
-        with server(tmp_path, program) as started:
-            started.start()
-            started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
-
-    with pytest.raises(UsageError, match=said):
-        turn()
+    with (  # noqa: PT012
+        pytest.raises(UsageError, match=said),
+        server(tmp_path, program) as started,
+    ):
+        started.start()
+        started.wait_until_ready(endpoint, 1 if "sleep" in program else 60)
     assert ("no such model" in capfd.readouterr().err) == ("SystemExit" in program)
 
 
@@ -132,14 +128,13 @@ def test_one_whose_connections_close_before_it_ends_is_named(
     plan = ServerPlan([sys.executable, "-c", ENDING, str(port)], endpoint.url, "m")
     log = tmp_path / "server-1.log"
 
-    def ask():
-        with started.serve("adaptive") as ready:
-            ready.ask()
-
-    with OwnServer(plan, endpoint, tmp_path, 60, restarts=True) as started:
-        said = re.escape(f"{log}: the server ended with 3 during the trial")
-        with pytest.raises(UsageError, match=said):
-            ask()
+    said = re.escape(f"{log}: the server ended with 3 during the trial")
+    with (
+        OwnServer(plan, endpoint, tmp_path, 60, restarts=True) as started,
+        pytest.raises(UsageError, match=said),
+        started.serve("adaptive") as ready,
+    ):
+        ready.ask()
     assert log.read_text().startswith(f"idle for {idle or 60}\n")
 
 
@@ -148,6 +143,7 @@ vllm:num_requests_running{engine="0"} 0.0
 vllm:num_requests_running{engine="1"} 0.0
 """
 PAGE = "<!DOCTYPE html>\n<p>Not found"
+MODELS = '{"data": [{"id": "a", "root": "b"}]}'
 GATE = """# TYPE vllm:dp_balance_decisions counter
 vllm:dp_balance_decisions_total{engine="0",policy="cap",reason="open"} 3.0
 # TYPE vllm:dp_balance_exchange_seconds histogram
@@ -166,18 +162,16 @@ vllm:dp_balance_exchange_seconds_count{engine="2"} 0.0
         (METRICS + GATE, "cap", ""),
         (METRICS + GATE, "adaptive", "shows the policy cap, not adaptive"),
         (METRICS, "cap", "shows the policy off, not cap"),
-        ("", "off", "serve without --disable-log-stats"),
         (PAGE, "off", "serve without --disable-log-stats"),
     ],
 )
 def test_a_deployment_with_another_policy_is_refused(text, policy, said):
     def page(path: str, _: str) -> str:
-        models = json.dumps({"data": [{"id": "a", "root": "b"}]} if text else [])
-        return text if "metrics" in path or text == PAGE else models
+        return text if "metrics" in path or text == PAGE else MODELS
 
     with answering(page) as url:
         endpoint = Endpoint(url)
-        if text in ("", PAGE):
+        if text == PAGE:
             with pytest.raises(UsageError, match="names no model; give the address"):
                 endpoint.model()
         else:
@@ -190,23 +184,18 @@ def test_a_deployment_with_another_policy_is_refused(text, policy, said):
             assert endpoint.figures(policy) == (2, exchange_us, {})
 
 
-def test_of_many_ranks_only_what_is_needed_is_parsed(monkeypatch):
-    """The rest of the page took a second of the cores that send the load."""
-    rows, parse = [], endpoint_module.text_string_to_metric_families
-    others = "\n".join(
-        f'vllm:e2e_request_latency_seconds_bucket{{engine="{rank}",le="{le}"}} 0.0'
-        for rank in range(64)
-        for le in range(20)
+def test_only_what_is_needed_is_parsed(monkeypatch):
+    """The rest of what 64 ranks say took a second of the cores that send the load."""
+    texts = []
+    monkeypatch.setattr(
+        endpoint_module,
+        "text_string_to_metric_families",
+        lambda text: texts.append(text) or text_string_to_metric_families(text),
     )
-
-    def spy(text):
-        rows.extend(text.splitlines())
-        return parse(text)
-
-    monkeypatch.setattr(endpoint_module, "text_string_to_metric_families", spy)
-    with answering(lambda *_: METRICS + others + "\n" + GATE) as url:
+    other = 'vllm:e2e_request_latency_seconds_bucket{engine="0",le="1"} 0.0\n'
+    with answering(lambda *_: METRICS + other + GATE) as url:
         assert Endpoint(url).figures("cap") == (2, pytest.approx(1000), {})
-    assert len(rows) == 8
+    assert len(texts[0].splitlines()) == 8
 
 
 def test_a_server_that_was_switched_by_another_meanwhile_is_refused(monkeypatch):
@@ -215,7 +204,7 @@ def test_a_server_that_was_switched_by_another_meanwhile_is_refused(monkeypatch)
 
     def page(path: str, given: str) -> str:
         if path == "/v1/models":
-            return json.dumps({"data": [{"id": "a", "root": "b"}]})
+            return MODELS
         if path == "/balance_policy" and given.startswith("{"):
             said["policy"] = said["wanted"] = json.loads(given)["policy"]
         return METRICS + GATE if path == "/metrics" else json.dumps(said)
@@ -244,7 +233,7 @@ def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(monkey
         assert endpoint.policy() == "cap"
         assert sent == ["Bearer clients", "Bearer operators"]
         assert os.environ["OPENAI_API_KEY"] == "clients", "vllm bench serve sends it"
-        for bad in ("hunter\n2", "hünter", "鍵"):
+        for bad in ("hunter\n2", "鍵"):
             monkeypatch.setenv(KEY, bad)
             with pytest.raises(UsageError, match=f"^{KEY}: expected one line") as one:
                 endpoint.policy()
@@ -263,7 +252,6 @@ def test_a_key_is_sent_without_its_newline_or_refused_without_being_shown(monkey
     ("status", "said"),
     [
         (401, r"answers with status 401 \(Unauthorized\); set OPENAI_API_KEY"),
-        (404, r"status 404 \(Not Found\); give the address of the server itself"),
         (503, r"status 503 \(Service Unavailable\); it is not ready"),
     ],
 )
@@ -283,12 +271,11 @@ def test_a_refusal_is_told_as_it_was(status, said):
 
 def test_a_server_that_drafts_for_greedy_requests_alone_can_be_asked():
     """What it says against others is told."""
-    models = json.dumps({"data": [{"id": "a", "root": "b"}]})
     asked = []
 
     def page(path: str, given: str) -> str:
         if path == "/v1/models":
-            return models
+            return MODELS
         asked.append(json.loads(given))
         return "{}"
 
@@ -305,16 +292,13 @@ def test_a_server_that_drafts_for_greedy_requests_alone_can_be_asked():
 
 def test_who_does_not_answer_is_told_with_the_reason(port, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
-    for url, said in (
-        (f"http://127.0.0.1:{port}", r"no answer \(Connection refused\)"),
-        (
-            f"http://no.such.host.invalid:{port}",
-            r"no answer \(.*(name|Name|resolution)",
-        ),
+    for host, said in (
+        ("127.0.0.1", r"no answer \(Connection refused\)"),
+        ("no.such.host.invalid", r"no answer \(.*(name|Name|resolution)"),
     ):
         with pytest.raises(UsageError, match=said):
-            Endpoint(url).figures()
-    for url in ("ftp://h:1", "h:1", "http://[::1", "http://:1", "http://h:70000", ""):
+            Endpoint(f"http://{host}:{port}").figures()
+    for url in ("ftp://h:1", "h:1", "http://[::1", "http://:1", "http://h:70000"):
         with pytest.raises(UsageError, match="is no address of a server; give http"):
             Endpoint(url)
     with answering(lambda *_: METRICS) as url:
@@ -363,10 +347,9 @@ def test_our_server_is_asked_past_the_users_proxy(listed, tmp_path, monkeypatch)
         endpoint = Endpoint(url)
         if listed != "*":  # as a deployment it may be behind the proxy
             address = proxy.removeprefix("http://")
-            with pytest.raises(UsageError) as caught:
+            said = f"through the proxy {address} of the .* add 127.0.0.1 to NO_PROXY"
+            with pytest.raises(UsageError, match=said) as caught:
                 endpoint.model()
-            assert f"through the proxy {address} of the environ" in str(caught.value)
-            assert "add 127.0.0.1 to NO_PROXY" in str(caught.value)
             assert "hunter2" not in str(caught.value)
         go_past_proxies(url)
         assert endpoint.model()[0] == "Bearer ours"

@@ -1,4 +1,5 @@
 import os
+import re
 import tarfile
 
 import pytest
@@ -28,13 +29,10 @@ def test_of_a_file_only_content_and_executability_are_kept(archive, dest):
     script[0].uid = text[0].gid = 12345
     archive.write_bytes(make_tar([script, text]))
     extract_sdist(archive, dest)
-    modes = {name: (dest / name).stat() for name in ("run", "text")}
-    assert {name: stat.st_mode & 0o7777 for name, stat in modes.items()} == {
-        "run": 0o755,
-        "text": 0o644,
-    }
-    assert {stat.st_uid for stat in modes.values()} == {os.getuid()}
-    assert {stat.st_gid for stat in modes.values()} == {os.getgid()}
+    for name, mode in (("run", 0o755), ("text", 0o644)):
+        found = (dest / name).stat()
+        assert found.st_mode & 0o7777 == mode
+        assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
 
 
 def test_the_oldest_python_can_unpack_it(archive, dest, monkeypatch):
@@ -63,11 +61,9 @@ ESCAPES: dict[str, list[Member]] = {
 @pytest.mark.parametrize("members", ESCAPES.values(), ids=ESCAPES.keys())
 def test_an_archive_that_leaves_its_folder_is_refused(members, archive, dest, tmp_path):
     archive.write_bytes(make_tar([file_member("t/fine.py", ""), *members]))
-    with pytest.raises(ToolError) as caught:
+    said = f"{archive}: expected only files below its own folder.*"
+    with pytest.raises(ToolError, match=said + re.escape(repr(members[-1][0].name))):
         extract_sdist(archive, dest)
-    message = str(caught.value)
-    assert message.startswith(f"{archive}: expected only files below its own folder")
-    assert repr(members[-1][0].name) in message
     assert contents(tmp_path) == ["pristine", "vllm-1.tar.gz"]
 
 
@@ -77,21 +73,16 @@ def test_two_top_folders_are_refused(archive, dest):
         extract_sdist(archive, dest)
 
 
-@pytest.mark.parametrize("damage", ["cut", "rubbish", "empty"])
-def test_a_broken_archive_is_refused(damage, archive, dest):
+def test_a_broken_archive_is_refused(archive, dest):
+    """And what an interrupted run has left is replaced."""
     whole = make_sdist("t", {"f": bytes(range(256)) * 40})
-    cut = whole[: len(whole) // 2]
-    contents_of = {"cut": cut, "rubbish": b"not an archive", "empty": b""}
-    archive.write_bytes(contents_of[damage])
-    with pytest.raises(ToolError, match="expected an archive that can be unpacked"):
-        extract_sdist(archive, dest)
-    assert contents(dest.parent) == []
-
-
-def test_what_an_interrupted_run_left_is_replaced(archive, dest):
-    partial = dest.with_name(".vllm-1.partial")
-    partial.mkdir(parents=True)
-    (partial / "old").write_text("")
+    for damaged in (whole[: len(whole) // 2], b"not an archive", b""):
+        archive.write_bytes(damaged)
+        with pytest.raises(ToolError, match="expected an archive that can be unpacked"):
+            extract_sdist(archive, dest)
+        assert contents(dest.parent) == []
+    (partial := dest.with_name(".vllm-1.partial")).mkdir()
+    (partial / "old").touch()
     archive.write_bytes(make_sdist("t", {"f": ""}))
     extract_sdist(archive, dest)
     assert contents(dest.parent) == ["vllm-1", "vllm-1/f"]

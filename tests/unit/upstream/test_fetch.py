@@ -61,13 +61,9 @@ def case(index, tmp_path, monkeypatch):
     return Case(index, index.add(NAME, DATA), Paths(tmp_path), monkeypatch)
 
 
-def test_a_file_is_found_through_relative_links(case):
+def test_a_file_is_found_through_relative_links_and_kept(case):
     assert case.get() == DATA == case.cached.read_bytes()
     assert case.left() == {NAME}
-
-
-def test_a_cached_file_needs_no_network(case):
-    case.get()
     case.index.stop()
     assert case.get() == DATA
     assert case.downloads == 1
@@ -92,9 +88,9 @@ def test_a_wrong_hash_is_refused(hashes, case):
     assert case.downloads == (0 if hashes else 1)
 
 
-@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
-def test_a_wrong_size_is_refused(size, case):
-    assert f"it offers {len(DATA)} bytes" in case.refusal(size=size)
+def test_a_wrong_size_is_refused(case):
+    for size in (len(DATA) - 1, len(DATA) + 1):
+        assert f"it offers {len(DATA)} bytes" in case.refusal(size=size)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def test_a_wrong_size_is_refused(size, case):
     [
         ([{"send": 100_000}, {"send": 0}], 3, ""),
         ([{"send": 100_000}] * 3, 3, " broke off"),
-        ([{"status": 503}, {"status": 502}], 3, ""),
+        ([{"status": 503}], 2, ""),
         ([{"status": 403}], 1, "it answered 403"),
     ],
 )
@@ -119,10 +115,7 @@ def test_what_breaks_off_is_asked_for_again_from_the_start(
 
 def test_an_index_that_is_down_is_named_by_its_setting(case):
     case.index.stop()
-    message = case.refusal()
-    assert f"index-url ({case.index.url}): no connection" in message
-    assert "pip config list" in message
-    assert "\n" not in message
+    assert f"index-url ({case.index.url}): no connection" in case.refusal()
 
 
 def test_another_source_helps_when_the_first_fails(case):
@@ -131,10 +124,8 @@ def test_another_source_helps_when_the_first_fails(case):
 
 
 def test_find_links_may_be_a_folder(case, tmp_path):
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
+    (wheels := tmp_path / "wheels").mkdir()
     (wheels / NAME).write_bytes(DATA)
-    (wheels / "notes.txt").write_text("")
     for location in (str(wheels), wheels.as_uri()):
         case.pip(no_index="1", find_links=location)
         assert case.get() == DATA
@@ -153,12 +144,14 @@ def test_an_index_may_be_a_folder(case, tmp_path):
     assert "it does not list the file" in case.refusal(project="other")
 
 
-@pytest.mark.parametrize("setting", ["find-links", "index-url"])
-def test_a_folder_that_is_not_there_is_an_error(setting, case):
-    case.index.stop()
-    case.pip(retries="0", **{setting.replace("-", "_"): "file:///does/not/exist"})
-    said = f"{setting} (file:///does/not/exist): there is no such folder"
-    assert said in case.refusal()
+def test_a_folder_that_is_not_there_is_an_error(case):
+    case.pip(index_url="file:///does/not/exist", find_links="file:///nor/this")
+    said = case.refusal()
+    for named in (
+        "index-url (file:///does/not/exist)",
+        "find-links (file:///nor/this)",
+    ):
+        assert f"{named}: there is no such folder" in said
 
 
 def test_a_login_is_used_and_never_shown(case):

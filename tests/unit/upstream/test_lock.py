@@ -41,7 +41,6 @@ def test_what_is_dumped_loads_to_the_same_lock_and_the_same_bytes(lock):
     ("old", "new", "says"),
     [
         ('version = "0.23.0"', "", "expected project, version"),
-        ("size = 5", "size = 0", "expected project, version"),
         ("size = 5", 'size = "5"', "expected project, version"),
         ("size = 5", "size = 5\nurl = 1", "expected project, version"),
         ("0a0a0a", "0A0A0A", "expected project, version"),
@@ -65,13 +64,11 @@ def test_a_missing_lock_is_named(tmp_path):
         load_lock(tmp_path / "nowhere.toml")
 
 
-@pytest.mark.parametrize("load", [load_lock, load_settings, load_series])
-def test_a_file_that_an_editor_saved_otherwise_is_named(load, tmp_path):
-    path = tmp_path if load is load_series else tmp_path / "some.toml"
-    (tmp_path / "some.toml").write_text("[vllm]", encoding="utf-16")
-    (tmp_path / "series").write_text("a.patch", encoding="utf-16")
-    with pytest.raises(ToolError, match=r"(toml|series): expected UTF-8"):
-        load(path)
+def test_a_file_that_an_editor_saved_otherwise_is_named(tmp_path):
+    (path := tmp_path / "series").write_text("a.patch", encoding="utf-16")
+    for load in (load_lock, load_settings, lambda path: load_series(path.parent)):
+        with pytest.raises(ToolError, match="series: expected UTF-8"):
+            load(path)
 
 
 def test_a_kernel_wheel_that_is_not_locked_is_refused():

@@ -1,5 +1,4 @@
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from balance_tools.distribution import Choice
 from balance_tools.errors import ToolError
 from balance_tools.vendoring.checkout import make_checkout
 from balance_tools.wheel.plan import make_plan
-from index_samples import make_sdist
 from repo_samples import ASCEND, NEXT, OURS, PATCHED, UPSTREAM
 
 
@@ -28,16 +26,21 @@ def test_the_tree_is_upstream_patched_with_our_files_in_it(repo):
 
 
 def test_the_command_makes_both_packages_and_git_sees_nothing(repo):
-    code, out, _ = repo.run("vendor")
-    assert code == 0
-    assert [line.split(":")[0] for line in out.splitlines()] == [
-        "vllm 0.23.0",
-        "vllm_ascend 0.23.0.post1",
-    ]
+    assert repo.run("vendor")[0] == 0
     assert repo.tree("vllm_ascend") == {"__init__.py": ""}
     kernel = repo.paths.pristine / "vllm-ascend-0.23.0.post1" / "csrc" / "kernel.cpp"
     assert kernel.read_text() == ASCEND["csrc/kernel.cpp"]
     assert repo.git("status", "--porcelain") == ""
+    # A second run touches nothing, and asks nobody.
+    repo.index.stop()
+    before = times(repo.root / "vllm"), times(repo.paths.pristine)
+    code, out, err = repo.run("vendor")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "vllm 0.23.0: up to date",
+        "vllm_ascend 0.23.0.post1: up to date",
+    ]
+    assert (times(repo.root / "vllm"), times(repo.paths.pristine)) == before
 
 
 def test_a_sparse_checkout_is_refused_before_anything_is_written(repo):
@@ -60,33 +63,15 @@ def test_a_sparse_checkout_is_refused_before_anything_is_written(repo):
     assert repo.run("vendor")[0] == 1
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX"])
-def test_a_locale_that_is_not_utf_8_changes_no_name(repo, locale):
+def test_a_locale_that_is_not_utf_8_changes_no_name(repo):
     """Upstream has names in Chinese."""
     files = {**UPSTREAM, "vllm/\u63a8\u7406.md": "\u63a8\u7406\n"}
-    repo.lock = replace(
-        repo.lock,
-        vllm=repo.index.add("vllm-0.23.1.tar.gz", make_sdist("vllm-0.23.1", files)),
-    )
-    repo.write_lock()
-    repo.env |= {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    repo.upgrade(files)
+    repo.env |= {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     code, _, err = repo.run("vendor")
     assert code == 0, err
     assert repo.tree()["\u63a8\u7406.md"] == "\u63a8\u7406\n"
     assert "up to date" in repo.run("vendor")[1]
-
-
-def test_a_second_run_touches_nothing_and_asks_nobody(repo):
-    repo.run("vendor")
-    repo.index.stop()
-    before = times(repo.root / "vllm"), times(repo.paths.pristine)
-    code, out, err = repo.run("vendor")
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        "vllm 0.23.0: up to date",
-        "vllm_ascend 0.23.0.post1: up to date",
-    ]
-    assert (times(repo.root / "vllm"), times(repo.paths.pristine)) == before
 
 
 def test_a_patch_that_does_not_fit_leaves_the_old_tree(repo):
@@ -103,30 +88,19 @@ def test_files_of_the_user_and_edits_of_ours_survive(repo):
     repo.vendor()
     repo.write(OURS, "# edited\n")
     repo.write("vllm/new/mine.py", "mine\n")
+    repo.write("vllm/__pycache__/version.cpython-311.pyc", "stale")
     (repo.root / "vllm/new/link.py").symlink_to("mine.py")
     repo.upgrade(NEXT)
     repo.vendor()
     assert repo.read(OURS) == "# edited\n"
     assert repo.read("vllm/before.py") == "before\n"
     assert repo.read("vllm/new/mine.py") == "mine\n"
+    assert not (repo.root / "vllm/__pycache__").exists()
     assert (repo.root / "vllm/new/link.py").readlink() == Path("mine.py")
 
 
-def test_byte_code_is_not_kept(repo):
+def test_a_tracked_file_that_upstream_has_is_refused(repo):
     repo.vendor()
-    repo.write("vllm/__pycache__/version.cpython-311.pyc", "stale")
-    assert repo.vendor() == ["vllm 0.23.0: up to date"]
-    repo.upgrade(NEXT)
-    repo.vendor()
-    assert not (repo.root / "vllm/__pycache__").exists()
-
-
-@pytest.mark.parametrize("vendored", [False, True])
-def test_a_tracked_file_that_upstream_has_is_refused(vendored, repo):
-    if vendored:
-        repo.vendor()
-    else:
-        repo.write("vllm/version.py", "ours\n")
     repo.git("add", "-f", "vllm/version.py")
     before = repo.tree()
     found = r"^vllm/version\.py: expected only files of ours .*git rm --cached"
@@ -147,20 +121,17 @@ def test_a_file_of_the_user_where_upstream_puts_one_is_refused(mine, repo):
     assert repo.tree() == before
 
 
-@pytest.mark.parametrize("new_release", [False, True])
-def test_an_edit_of_upstreams_file_is_refused(new_release, repo):
+def test_an_edit_of_upstreams_file_is_refused(repo):
     repo.vendor()
     repo.write("vllm/version.py", "edited\n")
-    if new_release:
-        repo.upgrade(NEXT)
     before = repo.tree()
-    with pytest.raises(ToolError) as caught:
-        repo.vendor()
-    message = str(caught.value)
-    assert message.startswith("vllm/version.py: expected what `vendor` wrote")
-    assert "patches/vllm" in message
-    assert "--discard-edits" in message
-    assert repo.tree() == before
+    for release in (None, NEXT):
+        if release:
+            repo.upgrade(release)
+        found = r"^vllm/version\.py: expected what `vendor` wrote.*--discard-edits"
+        with pytest.raises(ToolError, match=found):
+            repo.vendor()
+        assert repo.tree() == before
     repo.vendor(discard_edits=True)
     assert repo.read("vllm/version.py") == PATCHED
 
@@ -174,19 +145,15 @@ def test_an_edit_that_went_into_a_patch_is_no_edit(repo):
     assert repo.read("vllm/version.py").endswith("four = 5\n")
 
 
-@pytest.mark.parametrize(
-    "manifest", [None, "", "{}", '{"format": 2, "files": 3, "inputs": {}}']
-)
-def test_a_lost_manifest_costs_nothing(manifest, repo):
+def test_a_lost_manifest_costs_nothing(repo):
     repo.vendor()
     before = repo.tree()
-    file = repo.root / "vllm/.vendor.json"
-    if manifest is None:
-        file.unlink()
-    else:
-        file.write_text(manifest)
-    repo.vendor()
-    assert repo.tree() == before
+    for manifest in ("", "{}", '{"format": 2, "files": 3, "inputs": {}}', None):
+        repo.write("vllm/.vendor.json", manifest or "")
+        if manifest is None:
+            (repo.root / "vllm/.vendor.json").unlink()
+        repo.vendor()
+        assert repo.tree() == before
     # Nothing of upstream became "ours" by it.
     repo.upgrade(NEXT)
     repo.vendor()

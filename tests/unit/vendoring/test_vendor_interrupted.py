@@ -49,7 +49,7 @@ def test_after_kill_9_before_a_change_of_a_file_the_next_run_succeeds(upgrade):
     effects = int(out.split()[-1])
     assert effects > 2
     half = 0
-    for at in sorted({1, effects // 2, effects - 1, effects}):  # others are alike
+    for at in sorted({1, effects // 2, effects}):  # others are alike
         subprocess.run(["rm", "-r", str(upgrade.root)], check=True)
         subprocess.run(["cp", "-a", str(saved), str(upgrade.root)], check=True)
         assert killed(upgrade, at)[0] == -signal.SIGKILL

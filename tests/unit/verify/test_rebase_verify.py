@@ -23,23 +23,13 @@ from rebase_samples import write_tree
 
 SAMPLE = b"""\
 import os, pytest
-
-def test_good():
-    assert "here" in os.environ["WHERE"]
-
-def test_bad():
-    assert False
-
+def test_good(): assert "here" in os.environ["WHERE"]
+def test_bad(): assert False
 @pytest.fixture
-def broken():
-    raise OSError
-
-def test_error(broken):
-    pass
-
+def broken(): raise OSError
+def test_error(broken): pass
 @pytest.mark.skip
-def test_skipped():
-    pass
+def test_skipped(): pass
 """
 
 
@@ -68,7 +58,7 @@ SLEEPS = b"import time\n\ndef test_a():\n    time.sleep(600)\n"
     [
         (b"import os\nos.abort()\n", 120, "(did not run)"),
         (b"x = 1\n", 120, "(no tests)"),
-        (SLEEPS, 3, "(no end after 3 s)"),
+        (SLEEPS, 1, "(no end after 1 s)"),
     ],
 )
 def test_a_file_without_results_is_a_failure(tmp_path, text, seconds, said):
@@ -93,9 +83,8 @@ def test_tests_of_touched_modules_are_selected_through_helpers_too(tmp_path):
     found = select(tree, ["vllm/v1/core/sched/scheduler.py"])
     assert [Path(name).name for name in found] == ["test_direct.py", "test_helped.py"]
     copy_tests(tree, tmp_path / "copy")
-    assert (tmp_path / "copy/tests/v1/core/utils.py").is_file()
-    assert (tmp_path / "copy/switch_balance_on.py").is_file()
-    assert (tmp_path / "copy/pyproject.toml").is_file()
+    for name in ("tests/v1/core/utils.py", "switch_balance_on.py", "pyproject.toml"):
+        assert (tmp_path / "copy" / name).is_file()
 
 
 def test_only_what_passes_without_the_patches_can_newly_fail():
@@ -117,7 +106,6 @@ def test_only_what_passes_without_the_patches_can_newly_fail():
     [
         ({"a": FAILED, "c": PASSED}, r"found 1: a: failed \(our engine tests\)"),
         ({"a": SKIPPED}, "found 1: no engine test of ours passes"),
-        ({}, "found 1: no engine test of ours passes"),
         ({"a": SKIPPED, "c": PASSED}, ""),
     ],
 )

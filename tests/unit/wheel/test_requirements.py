@@ -11,7 +11,6 @@ from balance_tools.wheel.requirements import (
 
 
 def wanted(one, other):
-    """A requirement of each of two upstreams."""
     return [
         parse_requirement(one, "vllm common.txt"),
         parse_requirement(other, "plugin.txt"),
