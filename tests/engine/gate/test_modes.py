@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from hugging_face import NEW_TOKENS, samples
+from hugging_face import NEW_TOKENS, continuations
 from schedulers import engine_config, make_request, make_scheduler, measure, step
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_balance.core.policies import OPEN, Decision
@@ -40,8 +40,8 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
         "48",
     )
     with Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server:
-        assert_equal(server, moe_samples, concurrency=16)
-        assert_equal(server, moe_samples, concurrency=8)
+        for _ in range(2):
+            assert_equal(server, moe_samples[::2], concurrency=16)
         assert_the_gate_decided(server, 2, holds=False)
     # No longer prompt fits into a step, so it is only run if it is cut.
     log = server.log.read_text()
@@ -153,14 +153,18 @@ def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
         Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
         ThreadPoolExecutor(2) as pool,
     ):
-        expected = {str(moe_model): moe_samples, "adapted": samples(merged)}
+        some = moe_samples[::3]
+        prompts = [sample.prompt for sample in some]
+        adapted = continuations(merged, prompts)
+        assert sum(tokens is not None for tokens in adapted) > len(some) / 2
 
         def complete(model):
-            prompts = [sample.prompt for sample in expected[model]]
             return server.complete(prompts, NEW_TOKENS, 8, model=model)
 
-        for model, got in zip(expected, pool.map(complete, expected), strict=True):
-            assert got == [list(sample.tokens) for sample in expected[model]]
+        got, changed = pool.map(complete, (str(moe_model), "adapted"))
+        assert got == [list(sample.tokens) for sample in some]
+        for tokens, expected in zip(changed, adapted, strict=True):
+            assert expected in (None, tuple(tokens)), "None is near a tie"
         assert_the_gate_decided(server, 2, holds=False)
 
 

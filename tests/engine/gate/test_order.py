@@ -55,23 +55,20 @@ def test_who_is_first(moe_model, policy, scheduling, first):
     assert step(scheduler).num_scheduled_tokens == {first: 10}
 
 
-def test_a_request_with_a_slot_keeps_slot_and_age(scheduler):
+def test_a_request_with_a_slot_keeps_it_and_its_age_and_the_others_their_places(
+    scheduler,
+):
     """Else a bound of the hold would begin anew with each short prompt that comes."""
-    long = [f"long-{n}" for n in range(SLOTS)]
+    long, others = [f"long-{n}" for n in range(SLOTS)], []
     held_step(scheduler, 1, **dict.fromkeys(long, 90))
-    for number in range(2, 12):
-        row = held_step(scheduler, number, **{f"short-{number}": 5})
+    for number, tokens in enumerate([60, 10, 30] * 3, 2):
+        others.append(f"other-{number}")
+        row = held_step(scheduler, number, **{others[-1]: tokens})
         assert row.pending == SLOTS
         assert row.pending_age_us == (number - 1) * 1_000_000
         assert sorted(waiting(scheduler)[:SLOTS]) == long
-
-
-def test_those_without_a_slot_stay_as_they_came(scheduler):
-    held_step(scheduler, 1, **{f"first-{n}": 50 for n in range(SLOTS)})
-    held_step(scheduler, 2, long=60, short=10, middle=30)
-    held_step(scheduler, 3)
+        assert waiting(scheduler)[SLOTS:] == others
     assert scheduler.balance_gate.take_stats()["held_requests"] == SLOTS
-    assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
 
 
 def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(scheduler):

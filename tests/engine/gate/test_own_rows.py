@@ -20,23 +20,6 @@ from vllm_balance.core.policies import OPEN, Decision
 HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
 
 
-def test_a_row_says_how_many_of_those_that_decoded_have_ended(config):
-    """Not who was preempted; who leaves has, unless it had never begun."""
-    scheduler = make_scheduler(config, num_blocks=10)
-    for name, output in (("a", 5), ("b", 60), ("c", 60), ("d", 60)):
-        scheduler.add_request(make_request(name, 30, output))
-    ended, preempted = [], 0
-    while "a" in scheduler.requests or not preempted:
-        preempted += len(step(scheduler).preempted_req_ids or ())
-        ended.append(row_of(scheduler).ended)
-    assert ended.count(1) == sum(ended) == 1
-    waiting = next(iter(scheduler.waiting)).request_id
-    decoding = scheduler.running[0].request_id
-    for name in (waiting, decoding):
-        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-    assert row_of(scheduler).ended == 1
-
-
 def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
     gate = scheduler.balance_gate
     scheduler.add_request(make_request("in progress", 200, 5))

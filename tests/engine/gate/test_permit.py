@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.config import LoRAConfig
@@ -25,9 +24,6 @@ from schedulers import (
 from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-
-schedulers = pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
-
 
 def config_of(model, policy="cap", **arguments):
     return engine_config(
@@ -52,9 +48,7 @@ def add(scheduler, *requests, **arguments):
         scheduler.add_request(make_request(name, prompt, 20, **arguments))
 
 
-@schedulers
-def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
-    scheduler = make_scheduler(config, scheduler_class)
+def test_chunks_and_admissions_share_the_allowance(scheduler):
     add(scheduler, ("long", 50), ("second", 20), ("third", 20))
     assert scheduled(scheduler, 30) == {"long": 30}
     assert scheduled(scheduler, 25) == {"long": 20, "second": 5}
@@ -64,10 +58,9 @@ def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
     assert not scheduler.balance_gate.held
 
 
-@schedulers
-def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model, scheduler_class):
+def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model):
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
-    scheduler = make_scheduler(config_of(moe_model, **whole), scheduler_class)
+    scheduler = make_scheduler(config_of(moe_model, **whole))
     add(scheduler, ("first", 100), ("second", 100), ("third", 100))
     assert scheduled(scheduler, 0) == {}
     assert scheduled(scheduler, 150) == {"first": 100, "second": 100}
@@ -125,8 +118,7 @@ def test_a_loaded_request_is_let_pass_unless_it_has_an_adapter(moe_model):
         assert scheduler.balance_gate.holds(loaded) is bool(adapter)
 
 
-def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
-    scheduler = make_scheduler(config)
+def test_a_blocked_request_is_promoted_while_nothing_is_allowed(scheduler):
     request = make_request("grammar", 10, 5)
     request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     request.structured_output_request = type("Compiled", (), {"grammar": object()})()
@@ -137,8 +129,7 @@ def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
     assert scheduler.schedule().num_scheduled_tokens == {"grammar": 10}
 
 
-def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
-    scheduler = make_scheduler(config)
+def test_a_stream_that_waits_for_input_is_not_counted_as_held(scheduler):
     request = make_request("stream", 10, 5)
     request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
     scheduler.add_request(request)

@@ -227,7 +227,9 @@ class Run:
     def steps(self):
         for number in range(STEPS):
             self.happens(number)
+            before = self.cached()
             row = row_of(self.scheduler, now=float(number))
+            assert self.cached() == before, "to look up a prompt changes nothing"
             self.compare(row)
             self.scheduler.balance_gate.apply(self.decision())
             self.step()
@@ -264,6 +266,13 @@ class Run:
             ids = [r.request_id for r in scheduler.running if not r.is_prefill_chunk]
             drafts = [[7] * rng.randint(0, DRAFTS) for _ in ids]
             scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+    def cached(self):
+        """Which blocks are evicted next, and how often upstream has looked up any."""
+        manager = self.scheduler.kv_cache_manager
+        free = manager.block_pool.free_block_queue.get_all_free_blocks()
+        asked = getattr(manager.prefix_cache_stats, "requests", 0)
+        return [block.block_id for block in free], asked
 
     def decision(self):
         if not self.world.holds or self.rng.random() < 0.4:
