@@ -96,19 +96,12 @@ def make_scheduler(
     )
 
 
-def give_gate(
-    scheduler,
-    policy,
-    exchange=None,
-    short_first=False,
-    sends_early=False,
-    **parameters,
-):
+def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters):
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
         policy,
-        Timing(exchange or RowExchange(timeout=1.0), sends_early),
+        Timing(exchange or RowExchange(timeout=1.0)),
         BalanceStats(policy=policy),
         partial(create_policy, parameters=parameters),
         [policy] if short_first else (),

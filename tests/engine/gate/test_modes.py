@@ -21,25 +21,16 @@ from vllm_balance.core.policies import OPEN, Decision
 from vllm_server import Server
 
 BALANCE = ("-dp", "2", "--data-parallel-balance", "adaptive", "--max-num-seqs", "4")
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 3,
-    "prompt_lookup_min": 1,
-    "prompt_lookup_max": 3,
-}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+NGRAM |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+PIPELINE = ("-pp", "2", "--distributed-executor-backend", "mp")
+PIPELINE += ("--max-num-batched-tokens", "48")
+DRAFTS = ("--speculative-config", json.dumps(NGRAM))
 
 
 def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
     """With prompts in pieces, and prefixes that are cached the second time."""
-    options = (
-        "-pp",
-        "2",
-        "--distributed-executor-backend",
-        "mp",
-        "--max-num-batched-tokens",
-        "48",
-    )
-    with Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server:
+    with Server(tmp_path, moe_model, *BALANCE, *PIPELINE, forked=True) as server:
         for _ in range(2):
             assert_equal(server, moe_samples[::2], concurrency=16)
         assert_the_gate_decided(server, 2, holds=False)
@@ -52,18 +43,8 @@ def test_a_pipeline_of_worker_processes(moe_model, moe_samples, tmp_path):
 @pytest.mark.ci
 def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
     """Grammars are compiled during holds; urgent requests overtake and preempt."""
-    options = (
-        "--speculative-config",
-        json.dumps(NGRAM),
-        "--scheduling-policy",
-        "priority",
-        "--max-model-len",
-        "320",
-        "--block-size",
-        "32",
-        "--num-gpu-blocks-override",
-        "11",
-    )
+    options = "--scheduling-policy priority --max-model-len 320 --block-size 32"
+    options = (*options.split(), "--num-gpu-blocks-override", "11", *DRAFTS)
     with (
         Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
         ThreadPoolExecutor(18) as pool,
@@ -129,28 +110,17 @@ def make_adapter(base, folder):
     return lora, merged
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
     """Requests of the model and of an adapter share the steps; two API servers."""
     lora, merged = make_adapter(moe_model, tmp_path)
-    options = (
-        "--enable-lora",
-        "--max-lora-rank",
-        str(LORA_RANK),
-        "--lora-modules",
-        f"adapted={lora}",
-        "--lora-target-modules",
-        *LORA_LAYERS,
-        "--no-enable-chunked-prefill",
-        "--max-num-batched-tokens",
-        "512",
-        "--max-model-len",
-        "512",
-        "--no-enable-prefix-caching",
-        "--api-server-count",
-        "2",
-    )
+    options = f"--enable-lora --max-lora-rank {LORA_RANK} --lora-modules adapted={lora}"
+    options += f" --lora-target-modules {' '.join(LORA_LAYERS)} --max-model-len 512"
+    options += " --no-enable-chunked-prefill --max-num-batched-tokens 512"
+    options += " --no-enable-prefix-caching --api-server-count 2"
     with (
-        Server(tmp_path, moe_model, *BALANCE, *options, forked=True) as server,
+        Server(tmp_path, moe_model, *BALANCE, *options.split(), forked=True) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         some = moe_samples[::3]

@@ -25,6 +25,7 @@ from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
+
 def config_of(model, policy="cap", **arguments):
     return engine_config(
         model, data_parallel_size=2, data_parallel_balance=policy, **arguments

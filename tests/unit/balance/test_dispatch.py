@@ -42,20 +42,6 @@ def test_the_least_context_wins_answers_included():
     assert dispatch.choose() == 0, "2 x (10 + 1500) are less than 5001 + 1500"
 
 
-@pytest.mark.parametrize(("waiting", "rank"), [(3000, 0), (5000, 1)])
-def test_a_cached_prompt_waits_for_three_times_its_tokens_but_not_for_five(
-    waiting, rank
-):
-    """All ranks wait for what another one computes of it, and keep it once more."""
-    dispatch = Dispatch(2, 8, cached_chunks=100, chunk_tokens=1000)
-    prompt = [b"%014d" % 1]
-    dispatch.sent(0, 0, 1000, prompt)
-    dispatch.answered(0, 1)
-    dispatch.ended(0)
-    dispatch.sent(1, 0, waiting)
-    assert dispatch.choose(prompt) == rank
-
-
 def front_ends(ranks, slots, servers, *cache):
     memory = create_board(get_context("spawn"), servers)
     boards = [SharedBoard(memory, server) for server in range(servers)]
@@ -185,8 +171,7 @@ def test_a_prefix_that_all_have_is_worth_computing_on_every_rank():
     assert not any(dispatch._users for dispatch in dispatches)
 
 
-@pytest.mark.parametrize("hostile", [False, True])
-def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
+def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves():
     """Hostile clients ask for it again and again on one rank. No request waits behind
     more than its prefix is worth, and none in a queue while another has a free slot."""
     rng = random.Random(5)
@@ -195,7 +180,7 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
     sent: list[int] = []
     used = [0] * ranks
     for request in range(1000):
-        if hostile and rng.random() < 0.5:
+        if rng.random() < 0.5:
             send_text(dispatch, request, session(-request, 160, shared), pin=0)
         else:
             before = list(dispatch.own)
@@ -215,10 +200,7 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
                 dispatch.answered(ended, 1)
             dispatch.ended(ended)
     assert min(used[1:]) > 0.1 * sum(used), used
-    if hostile:
-        assert used[0] < min(used[1:]), used
-    else:
-        assert min(used) > 0.2 * sum(used), used
+    assert used[0] < min(used[1:]), used
 
 
 @pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])

@@ -25,7 +25,6 @@ def steps(cost, count, seed=1, noise=0.0):
         yield seconds * (1 + noise * rng.uniform(-1, 1)), most, mean, idle
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize(
     "cost",
     [
@@ -35,9 +34,9 @@ def steps(cost, count, seed=1, noise=0.0):
         StepCost(decode=0.04, fixed=0.03, own=0.4, shared=0.5, padding=0.5),
     ],
 )
-def test_finds_the_cost_of_the_device(cost, noise):
+def test_finds_the_cost_of_the_device(cost):
     fit = CostFit()
-    for step in steps(cost, 3000, noise=noise):
+    for step in steps(cost, 3000, noise=0.05):
         fit = fit.observe(*step)
     assert fit.cost.decode == pytest.approx(cost.decode, rel=0.03)
     scale = 0.05 * (cost.own + cost.shared) + 0.05 * cost.decode
@@ -83,7 +82,7 @@ LOADS = [(0.2, 0.2, 0.0), (0.2, 0.2 / 8, 7 / 8)]
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("first", [0.0001, 0.5, 2.0, 60.0])
+@pytest.mark.parametrize("first", [0.0001, 60.0])
 def test_a_first_decode_that_is_not_like_the_others_is_forgotten(load, first):
     """Compilation, graph capture, garbage collection; or a clock that stumbles."""
     fit, rng = CostFit(), random.Random(5)
@@ -102,7 +101,7 @@ def test_a_first_decode_that_is_not_like_the_others_is_forgotten(load, first):
         assert known == pytest.approx(getattr(true, name)(*load), rel=0.1, abs=0.005)
 
 
-@pytest.mark.parametrize("outlier", [2.0, 60.0, 1e5])
+@pytest.mark.parametrize("outlier", [2.0, 1e5])
 def test_one_step_in_fifty_that_takes_much_longer_changes_little(outlier):
     fit = CostFit()
     true = StepCost(decode=0.04, fixed=0.02, own=0.9, shared=0.0)
@@ -113,7 +112,7 @@ def test_one_step_in_fifty_that_takes_much_longer_changes_little(outlier):
     assert fit.resets == 0
 
 
-@pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 20.0])
+@pytest.mark.parametrize("factor", [0.5, 20.0])
 def test_costs_that_change_for_good_are_noticed_and_learned_anew(factor):
     fit = CostFit()
     true = StepCost(decode=0.04, fixed=0.02, own=0.9, shared=0.0)
@@ -182,7 +181,7 @@ def test_does_not_diverge_where_attention_makes_times_nonlinear(seed):
     assert fit.cost.prefill_seconds(0.9, 0.8, 0.1) == pytest.approx(usual, rel=0.15)
 
 
-@pytest.mark.parametrize("attention", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("attention", [0.0, 0.7])
 def test_finds_what_attention_costs(attention):
     """Each of four ranks computes a chunk somewhere in a long prompt."""
     fit, rng = CostFit(), random.Random(7)
