@@ -30,14 +30,13 @@ from vllm_balance.core.policies import OPEN, Decision
 HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(workload=WORKLOADS, num_blocks=st.sampled_from([18, 30, 100]))
 def test_off_schedules_like_the_unpatched_scheduler(moe_model, workload, num_blocks):
     upstream = pristine_module("vllm/v1/core/sched/scheduler.py").Scheduler
     assert "balance_gate" not in inspect.getsource(upstream)
-    traces = []
+    config, traces = engine_config(moe_model, data_parallel_size=2), []
     for scheduler_class in (Scheduler, upstream):
-        config = engine_config(moe_model, data_parallel_size=2)
         scheduler = make_scheduler(config, scheduler_class, num_blocks)
         trace = []
         for _ in steps_of(scheduler, workload):
@@ -94,9 +93,10 @@ def test_a_new_group_of_ranks_starts_anew(scheduler, monkeypatch):
         monkeypatch.setattr(f"vllm.v1.core.sched.balance.rank.{module}.time", clock)
     other, told = OtherRank(running=4), []
     gate = give_gate(scheduler, "cap", other)
+    end_step(gate, 0, "before")
     scheduler.add_request(make_request("held", 10, 1))
-    for number, group in enumerate(("before", "before", "before", "after")):
-        if number:
+    for number, group in enumerate(("before", "before", "before", "after"), 1):
+        if number > 1:
             step(scheduler)
         end_step(gate, number, group)
         row = other.row

@@ -58,13 +58,8 @@ def test_one_rank(options, moe_model, moe_samples, tmp_path):
 
 @contextlib.contextmanager
 def in_this_process(model, **options):
-    llm = LLM(
-        model=str(model),
-        max_num_seqs=4,
-        enforce_eager=True,
-        max_model_len=512,
-        **options,
-    )
+    options |= {"max_num_seqs": 4, "max_model_len": 512, "enforce_eager": True}
+    llm = LLM(model=str(model), **options)
     try:
         yield llm
     finally:

@@ -148,11 +148,11 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(scheduler):
     seed=st.integers(0, 99),
 )
 def test_no_step_exceeds_its_allowance_and_everything_ends(
-    moe_model, workload, num_blocks, asynchronous, seed
+    config, workload, num_blocks, asynchronous, seed
 ):
     rng = random.Random(seed)
     scheduler_class = AsyncScheduler if asynchronous else Scheduler
-    scheduler = make_scheduler(config_of(moe_model), scheduler_class, num_blocks)
+    scheduler = make_scheduler(config, scheduler_class, num_blocks)
     for _ in steps_of(scheduler, workload):
         decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
         fresh = {r.request_id for r in scheduler.requests.values()} - decoding

@@ -103,13 +103,6 @@ def test_a_rank_that_never_gets_any_request_wastes_nothing(idle):
     assert (decision.admit, decision.prefill_budget) == (True, MAX_TOKENS - 6)
 
 
-def test_what_arrives_before_the_first_step_of_a_wave_waits():
-    """That step has no step time, and nothing has waited yet."""
-    policy = learned()
-    rows = [running(6, pending=1, step_time_us=0), DECODE._replace(step_time_us=0)] * 2
-    assert policy.decide(snapshot(rows)).reason == "waiting_cost"
-
-
 def test_a_lone_request_is_held_at_first_and_released_in_the_end():
     policy = learned()
     reasons = []
@@ -341,10 +334,13 @@ def test_the_end_of_a_wave_clears_the_rent_but_not_the_costs():
         assert policy.decide(rows) == other.decide(rows)
 
 
-def test_the_first_step_of_a_wave_teaches_nothing():
+def test_the_first_step_of_a_wave_teaches_nothing_and_what_comes_before_it_waits():
+    """That step has no step time, and nothing has waited yet."""
     policy = learned()
     cost = policy.learned.cost
-    policy.decide(snapshot([DECODE._replace(step_time_us=0, prefill_tokens=50)] * 4))
+    rows = [running(6, pending=1), DECODE] * 2
+    rows = [row._replace(step_time_us=0, prefill_tokens=50) for row in rows]
+    assert policy.decide(snapshot(rows)).reason == "waiting_cost"
     assert policy.learned.cost == cost
 
 
