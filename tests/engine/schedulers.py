@@ -67,6 +67,12 @@ def engine_config(model, **arguments):
     return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
 
 
+def rank_config(model, policy="cap", **arguments):
+    """That of one of two ranks."""
+    ranks = {"data_parallel_size": 2, "data_parallel_balance": policy}
+    return engine_config(model, **ranks | arguments)
+
+
 def drafted_by(config, method):
     """Makes n-gram drafts those of a model, which a scheduler does not ask for."""
     assert config.speculative_config is not None

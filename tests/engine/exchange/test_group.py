@@ -10,7 +10,7 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.rank import group as balance_group
 from vllm.v1.core.sched.balance.rank.group import RowExchange, identity_of
 
-from schedulers import engine_config
+from schedulers import engine_config, rank_config
 from vllm_balance.code_hash import CORE
 from vllm_balance.core.policies.rows import Limits
 from vllm_server import free_port
@@ -57,13 +57,9 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
 def test_ranks_that_would_exchange_or_decide_differently_are_not_alike(
     moe_model, difference
 ):
-    common = {
-        "data_parallel_size": 2,
-        "data_parallel_balance": "adaptive",
-        "async_scheduling": False,
-    }
+    common = {"policy": "adaptive", "async_scheduling": False}
     one, other = (
-        identity_of(engine_config(moe_model, **common | more))
+        identity_of(rank_config(moe_model, **common | more))
         for more in ({}, difference)
     )
     assert one != other

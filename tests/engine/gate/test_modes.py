@@ -15,7 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from hugging_face import NEW_TOKENS, continuations
-from schedulers import engine_config, make_request, make_scheduler, measure, step
+from schedulers import make_request, make_scheduler, measure, rank_config, step
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_balance.core.policies import OPEN, Decision
 from vllm_server import Server
@@ -152,10 +152,9 @@ HOLD = Decision(admit=False, prefill_budget=None, reason="test")
 
 
 def connector_scheduler(model, folder, **options):
-    config = engine_config(
+    config = rank_config(
         model,
-        data_parallel_size=2,
-        data_parallel_balance="adaptive",
+        "adaptive",
         kv_transfer_config={
             "kv_connector": LateConnector.__name__,
             "kv_role": "kv_both",

@@ -6,7 +6,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
 
-from schedulers import engine_config, make_scheduler
+from schedulers import engine_config, make_scheduler, rank_config
 
 
 class Extending(AsyncScheduler):
@@ -22,13 +22,12 @@ def test_a_scheduler_that_does_not_reach_the_gate_is_refused(config):
 
 
 def test_the_front_end_in_rust_is_refused(moe_model, monkeypatch):
-    balanced = {"data_parallel_size": 2, "data_parallel_balance": "cap"}
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
-    engine_config(moe_model, **balanced)
+    rank_config(moe_model)
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
-    engine_config(moe_model, **balanced | {"data_parallel_balance": "off"})
+    rank_config(moe_model, "off")
     with pytest.raises(ValueError, match="not work with VLLM_USE_RUST_FRONTEND"):
-        engine_config(moe_model, **balanced)
+        rank_config(moe_model)
 
 
 def test_an_engine_that_became_dense_or_single_is_refused(

@@ -3,7 +3,7 @@
 import pytest
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, make_request, make_scheduler, measure, step
+from schedulers import make_request, make_scheduler, measure, rank_config, step
 from vllm_balance.core.policies import OPEN, Decision
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
@@ -12,8 +12,7 @@ SLOTS = 4
 
 @pytest.fixture
 def scheduler(moe_model):
-    policy = {"data_parallel_size": 2, "data_parallel_balance": "adaptive"}
-    return make_scheduler(engine_config(moe_model, **policy))
+    return make_scheduler(rank_config(moe_model, "adaptive"))
 
 
 def waiting(scheduler):
@@ -45,8 +44,7 @@ def held_step(scheduler, number, **prompts):
     ],
 )
 def test_who_is_first(moe_model, policy, scheduling, first):
-    options = {"data_parallel_balance": policy, "scheduling_policy": scheduling}
-    config = engine_config(moe_model, data_parallel_size=2, **options)
+    config = rank_config(moe_model, policy, scheduling_policy=scheduling)
     scheduler = make_scheduler(config)
     held_step(scheduler, 1, long=60, short=10)
     held_step(scheduler, 2)

@@ -8,10 +8,10 @@ from vllm.v1.request import RequestStatus
 from schedulers import (
     OtherRank,
     end_step,
-    engine_config,
     give_gate,
     make_request,
     make_scheduler,
+    rank_config,
     row_of,
     step,
 )
@@ -38,10 +38,7 @@ def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
 
 def test_a_row_tells_the_age_of_the_oldest_that_can_keep_the_limit(moe_model):
     limits = {"data_parallel_balance_ttft_ms": 2000}
-    config = engine_config(
-        moe_model, data_parallel_size=2, data_parallel_balance="adaptive", **limits
-    )
-    scheduler = make_scheduler(config)
+    scheduler = make_scheduler(rank_config(moe_model, "adaptive", **limits))
     for name, age in (("late", 9.0), ("in time", 1.0), ("new", 0.0)):
         request = make_request(name, 10, 5)
         request.arrival_time = time.time() - age

@@ -13,23 +13,17 @@ from vllm.v1.request import RequestStatus
 from schedulers import (
     BLOCK_SIZE,
     WORKLOADS,
-    engine_config,
     make_request,
     make_scheduler,
     measure,
     prompt_request,
+    rank_config,
     step,
     steps_of,
 )
 from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-
-
-def config_of(model, policy="cap", **arguments):
-    return engine_config(
-        model, data_parallel_size=2, data_parallel_balance=policy, **arguments
-    )
 
 
 def allow(scheduler, tokens):
@@ -61,7 +55,7 @@ def test_chunks_and_admissions_share_the_allowance(scheduler):
 
 def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model):
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
-    scheduler = make_scheduler(config_of(moe_model, **whole))
+    scheduler = make_scheduler(rank_config(moe_model, **whole))
     add(scheduler, ("first", 100), ("second", 100), ("third", 100))
     assert scheduled(scheduler, 0) == {}
     assert scheduled(scheduler, 150) == {"first": 100, "second": 100}
@@ -70,7 +64,7 @@ def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model):
 
 def test_a_threshold_for_long_prompts_still_holds(moe_model):
     """From 0.31 on not for a request that is alone."""
-    scheduler = make_scheduler(config_of(moe_model, long_prefill_token_threshold=16))
+    scheduler = make_scheduler(rank_config(moe_model, long_prefill_token_threshold=16))
     add(scheduler, ("long", 100), ("second", 100))
     assert scheduled(scheduler, 40) == {"long": 16, "second": 16}
     assert scheduled(scheduler, 8) == {"long": 8}
@@ -78,7 +72,9 @@ def test_a_threshold_for_long_prompts_still_holds(moe_model):
 
 def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
     """From 0.25 on a hit that leaves one token: cut shorter, it ended the engine."""
-    config = config_of(moe_model, enable_prefix_caching=True, speculative_config=DRAFTS)
+    config = rank_config(
+        moe_model, enable_prefix_caching=True, speculative_config=DRAFTS
+    )
     prompt = [5] * (2 * BLOCK_SIZE + 1)
     as_upstream = {}
     for tokens in (None, 0, 2):
@@ -96,7 +92,7 @@ def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
 
 def test_what_is_cached_of_a_prompt_was_not_loaded(moe_model):
     """Little is left of it, and the allowance counts all the same."""
-    scheduler = make_scheduler(config_of(moe_model, enable_prefix_caching=True))
+    scheduler = make_scheduler(rank_config(moe_model, enable_prefix_caching=True))
     for name, tokens in (("first", 42), ("again", 4)):
         scheduler.add_request(prompt_request(name, [5] * (2 * BLOCK_SIZE + 10), 1))
         assert scheduled(scheduler, tokens) == {name: tokens}
@@ -104,7 +100,7 @@ def test_what_is_cached_of_a_prompt_was_not_loaded(moe_model):
 
 def test_a_loaded_request_is_let_pass_unless_it_has_an_adapter(moe_model):
     """An adapter too many ended the engine when the held prompts went on."""
-    config = config_of(moe_model, long_prefill_token_threshold=16)
+    config = rank_config(moe_model, long_prefill_token_threshold=16)
     config.lora_config = LoRAConfig(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
     scheduler = make_scheduler(config)
     for each in (1, 2):

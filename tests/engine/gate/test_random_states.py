@@ -36,11 +36,11 @@ from schedulers import (
     answer,
     complete,
     drafted_by,
-    engine_config,
     image,
     make_scheduler,
     prefills,
     prompt_request,
+    rank_config,
     row_of,
     step,
     upstream_copy,
@@ -197,9 +197,7 @@ def config_of(model, world):
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"shared_storage_path": "/none"},
         }
-    config = engine_config(
-        model, data_parallel_size=2, data_parallel_balance="cap", **arguments
-    )
+    config = rank_config(model, **arguments)
     config.scheduler_config.async_scheduling = world.has("asynchronous")
     if world.speculation in DRAFTERS:
         drafted_by(config, world.speculation)

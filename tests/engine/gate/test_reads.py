@@ -14,11 +14,11 @@ from schedulers import (
     FULL_ATTENTION,
     WINDOW,
     drafted_by,
-    engine_config,
     make_request,
     make_scheduler,
     prefills,
     prompt_request,
+    rank_config,
     row_of,
     step,
     upstream_copy,
@@ -31,9 +31,7 @@ HOLD = Decision(admit=False, prefill_budget=0, reason="test")
 
 def config_of(model, **arguments):
     defaults = {"enable_prefix_caching": True, "async_scheduling": False}
-    return engine_config(
-        model, data_parallel_size=2, data_parallel_balance="cap", **defaults | arguments
-    )
+    return rank_config(model, **defaults | arguments)
 
 
 def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(moe_model):

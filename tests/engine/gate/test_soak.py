@@ -11,7 +11,7 @@ from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.timing import Timing
 
 from ports import free_port
-from schedulers import end_step, engine_config, make_scheduler, prompt_request
+from schedulers import end_step, make_scheduler, prompt_request, rank_config
 
 STEPS, GROWTH_MB = 200_000, 1.0
 """More is a leak. Statistics once took 107 bytes a step: 18 MB in the nine tenths that
@@ -20,14 +20,13 @@ are measured."""
 
 def busy_scheduler(model):
     """A real scheduler that runs 60 requests; four with long prompts wait."""
-    config = engine_config(
+    config = rank_config(
         model,
+        "adaptive",
         max_num_seqs=64,
         max_num_batched_tokens=8192,
         max_model_len=4096,
         enable_prefix_caching=True,
-        data_parallel_size=2,
-        data_parallel_balance="adaptive",
     )
     scheduler = make_scheduler(config, num_blocks=40_000, log_stats=False)
     for number in range(64):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, MAX_TOKENS, Ranks, rows, running, snapshot
 
-from vllm_balance.core.policies import POLICIES, create_policy
+from vllm_balance.core.policies import create_policy
 from vllm_balance.core.policies.cost import CostFit, StepCost
 from vllm_balance.core.policies.decision import Decision
 from vllm_balance.core.policies.guard import Guard
@@ -254,11 +254,10 @@ def any_rows(draw, ranks):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(max_examples=40)
 @given(data=st.data(), ranks=st.integers(1, 4))
-def test_no_rows_end_in_an_exception_or_in_what_is_no_number(name, data, ranks):
-    policy = create_policy(name)
+def test_no_rows_end_in_an_exception_or_in_what_is_no_number(data, ranks):
+    policy = create_policy("adaptive")
     for _ in range(data.draw(st.integers(1, 30))):
         decision = policy.decide(snapshot(data.draw(any_rows(ranks))))
         assert decision.admit or not decision.prefill_budget
