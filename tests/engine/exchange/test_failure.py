@@ -51,37 +51,38 @@ def start(model, engine_class, log=None, how="sync"):
     return ranks
 
 
-def errors_of(model, engine_class, deaths, how="sync"):
-    """The errors of the ranks that die of one, by rank."""
-    with start(model, engine_class, how=how) as ranks:
-        return ranks.deaths(deaths, timeout=END_S)
-
-
 def fail():
     raise ValueError("out of memory")
 
 
+ENDED, LATE = "(process ended or stopped)", "not there yet (the process is alive)"
+
+
 @pytest.mark.parametrize(
-    ("end", "victim", "how"),
+    ("end", "victim", "how", "said"),
     [
-        (signal_itself(signal.SIGKILL), 0, "sync"),
-        (signal_itself(signal.SIGSTOP), 0, "several hosts"),
-        (fail, 1, "sync"),
+        (signal_itself(signal.SIGKILL), 0, "sync", ENDED),
+        (signal_itself(signal.SIGSTOP), 0, "several hosts", ENDED),
+        (fail, 1, "sync", ENDED),
+        (lambda: time.sleep(END_S), 1, "sync", LATE),
     ],
-    ids=["killed", "stopped", "an error of its own"],
+    ids=["killed", "stopped", "an error of its own", "late"],
 )
-def test_the_other_ranks_name_the_one_that_does_not_answer(moe_model, end, victim, how):
+def test_the_other_ranks_name_the_one_that_does_not_answer(
+    moe_model, end, victim, how, said
+):
     """Rank 0 keeps the group's store; the others do not."""
     fails = failing(victim, FAILS_AT, end)
-    errors = errors_of(moe_model, fails, deaths=2 + (end is fail), how=how)
+    with start(moe_model, fails, how=how) as ranks:
+        errors = ranks.deaths(2 + (end is fail), timeout=END_S)
     assert "out of memory" in errors.pop(victim, "out of memory")
     assert sorted(errors) == sorted({0, 1, 2} - {victim})
     for error in errors.values():
-        assert f"balance: no answer from rank {victim} (process ended" in error
+        assert f"rank {victim} {said}" in error
         # Between hosts its row of this step may have been sent before.
         steps = [FAILS_AT + 1, FAILS_AT + 2][: 1 + (how == "several hosts")]
-        said = (f"the exchange after step {step} of wave 0 failed" for step in steps)
-        assert any(each in error for each in said)
+        failed = [f"the exchange after step {step} of wave 0 failed" for step in steps]
+        assert any(each in error for each in failed)
 
 
 def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
@@ -140,7 +141,8 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
                 signal_itself(signal.SIGKILL)()
             return super()._has_global_unfinished_reqs(local_unfinished)
 
-    (error,) = errors_of(moe_model, Shrinking, deaths=1).values()
+    with start(moe_model, Shrinking) as ranks:
+        (error,) = ranks.deaths(1, timeout=END_S).values()
     assert "balance: no answer from rank 1 (process ended" in error
     assert f"the exchange after step {FAILS_AT + 21} of wave 0 failed" in error
 

@@ -58,9 +58,9 @@ def test_a_hold_stops_admission_but_not_what_runs(scheduler):
     assert step(scheduler).num_scheduled_tokens == {"long": 1, "late": 10}
 
 
-def test_a_scheduler_starts_no_thread(config):
+def test_on_one_host_a_scheduler_starts_no_thread_and_sends_no_row_early(config):
     before = {*threading.enumerate()}
-    make_scheduler(config)
+    assert not make_scheduler(config).balance_gate._timing._sends_early
     assert {*threading.enumerate()} <= before
 
 

@@ -171,7 +171,8 @@ def test_a_prefix_that_all_have_is_worth_computing_on_every_rank():
     assert not any(dispatch._users for dispatch in dispatches)
 
 
-def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves():
+@pytest.mark.parametrize("hostile", [False, True])
+def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves(hostile):
     """Hostile clients ask for it again and again on one rank. No request waits behind
     more than its prefix is worth, and none in a queue while another has a free slot."""
     rng = random.Random(5)
@@ -180,7 +181,7 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves():
     sent: list[int] = []
     used = [0] * ranks
     for request in range(1000):
-        if rng.random() < 0.5:
+        if hostile and rng.random() < 0.5:
             send_text(dispatch, request, session(-request, 160, shared), pin=0)
         else:
             before = list(dispatch.own)
@@ -200,7 +201,10 @@ def test_a_prefix_that_everybody_wants_draws_no_more_than_it_saves():
                 dispatch.answered(ended, 1)
             dispatch.ended(ended)
     assert min(used[1:]) > 0.1 * sum(used), used
-    assert used[0] < min(used[1:]), used
+    if hostile:
+        assert used[0] < min(used[1:]), used
+    else:
+        assert min(used) > 0.2 * sum(used), used
 
 
 @pytest.mark.parametrize("weights", [TO_COMPUTE, TO_ATTEND])
