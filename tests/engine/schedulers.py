@@ -67,6 +67,12 @@ def engine_config(model, **arguments):
     return EngineArgs(model=str(model), **defaults | arguments).create_engine_config()
 
 
+def rank_config(model, policy="cap", **arguments):
+    """That of one of two ranks."""
+    ranks = {"data_parallel_size": 2, "data_parallel_balance": policy}
+    return engine_config(model, **ranks | arguments)
+
+
 def drafted_by(config, method):
     """Makes n-gram drafts those of a model, which a scheduler does not ask for."""
     assert config.speculative_config is not None
@@ -96,19 +102,12 @@ def make_scheduler(
     )
 
 
-def give_gate(
-    scheduler,
-    policy,
-    exchange=None,
-    short_first=False,
-    sends_early=False,
-    **parameters,
-):
+def give_gate(scheduler, policy, exchange=None, short_first=False, **parameters):
     """A gate with that policy, exchange and parameters, instead of the scheduler's."""
     gate = BalanceGate(
         scheduler,
         policy,
-        Timing(exchange or RowExchange(timeout=1.0), sends_early),
+        Timing(exchange or RowExchange(timeout=1.0)),
         BalanceStats(policy=policy),
         partial(create_policy, parameters=parameters),
         [policy] if short_first else (),

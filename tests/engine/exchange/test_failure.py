@@ -2,16 +2,11 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.v1.core.sched.balance.rank import watch
 
 from dp_loop import LoopEngine
 from dp_ranks import HOW, Ranks, loop_arguments
@@ -25,11 +20,11 @@ FAILS_AT, SYNC_AT = 100, 32 * 4 - 1
 """Steps of the wave; in the second one the ranks meet in upstream's finish-sync."""
 
 
-def failing(victim: int, step: int, fail: Callable[[], object]) -> type:
+def failing(victim, step, fail):
     """An engine whose rank `victim` fails in the middle of that step's model."""
 
     class Failing(LoopEngine):
-        def _record(self, output) -> None:
+        def _record(self, output):
             super()._record(output)
             if self.dp_rank == victim and self.step_counter == step:
                 fail()
@@ -37,13 +32,11 @@ def failing(victim: int, step: int, fail: Callable[[], object]) -> type:
     return Failing
 
 
-def signal_itself(number: int) -> Callable[[], object]:
+def signal_itself(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-def start(
-    model: Path, engine_class: type, log: Path | None = None, how: str = "sync"
-) -> Ranks:
+def start(model, engine_class, log=None, how="sync"):
     arguments = loop_arguments(
         model,
         data_parallel_balance="adaptive",
@@ -58,35 +51,38 @@ def start(
     return ranks
 
 
-def errors_of(
-    model: Path, engine_class: type, deaths: int, how: str = "sync"
-) -> dict[int, str]:
-    """The errors of the ranks that die of one, by rank."""
-    with start(model, engine_class, how=how) as ranks:
-        return ranks.deaths(deaths, timeout=END_S)
+def fail():
+    raise ValueError("out of memory")
 
 
-@pytest.mark.parametrize("how", ["sync", "several hosts"])
+ENDED, LATE = "(process ended or stopped)", "not there yet (the process is alive)"
+
+
 @pytest.mark.parametrize(
-    ("end", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
+    ("end", "victim", "how", "said"),
+    [
+        (signal_itself(signal.SIGKILL), 0, "sync", ENDED),
+        (signal_itself(signal.SIGSTOP), 0, "several hosts", ENDED),
+        (fail, 1, "sync", ENDED),
+        (lambda: time.sleep(END_S), 1, "sync", LATE),
+    ],
+    ids=["killed", "stopped", "an error of its own", "late"],
 )
-def test_the_other_ranks_name_the_one_that_does_not_answer(moe_model, end, victim, how):
+def test_the_other_ranks_name_the_one_that_does_not_answer(
+    moe_model, end, victim, how, said
+):
     """Rank 0 keeps the group's store; the others do not."""
-    fails = failing(victim, FAILS_AT, signal_itself(end))
-    errors = errors_of(moe_model, fails, deaths=2, how=how)
+    fails = failing(victim, FAILS_AT, end)
+    with start(moe_model, fails, how=how) as ranks:
+        errors = ranks.deaths(2 + (end is fail), timeout=END_S)
+    assert "out of memory" in errors.pop(victim, "out of memory")
     assert sorted(errors) == sorted({0, 1, 2} - {victim})
     for error in errors.values():
-        assert f"balance: no answer from rank {victim} (process ended" in error
+        assert f"rank {victim} {said}" in error
         # Between hosts its row of this step may have been sent before.
         steps = [FAILS_AT + 1, FAILS_AT + 2][: 1 + (how == "several hosts")]
-        said = (f"the exchange after step {step} of wave 0 failed" for step in steps)
-        assert any(each in error for each in said)
-
-
-def test_a_living_rank_that_does_not_come_is_named(moe_model):
-    stuck = failing(1, FAILS_AT, lambda: time.sleep(END_S))
-    for error in errors_of(moe_model, stuck, deaths=2).values():
-        assert "rank 1 not there yet (the process is alive)" in error
+        failed = [f"the exchange after step {step} of wave 0 failed" for step in steps]
+        assert any(each in error for each in failed)
 
 
 def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
@@ -106,21 +102,11 @@ def test_the_rank_is_named_wherever_the_others_wait(moe_model, tmp_path):
     assert found in (1, 2), log.read_text()
 
 
-def test_a_rank_with_an_error_of_its_own_is_named_by_the_others(moe_model):
-    def fail() -> None:
-        raise ValueError("out of memory")
-
-    errors = errors_of(moe_model, failing(1, FAILS_AT, fail), deaths=3)
-    assert "out of memory" in errors.pop(1)
-    for error in errors.values():
-        assert "balance: no answer from rank 1 (process ended" in error
-
-
 def test_what_is_slow_and_what_nobody_waits_for_is_no_error(moe_model):
     """As while kernels are compiled; and a rank that stops between two waves."""
 
     class Slow(LoopEngine):
-        def _record(self, output) -> None:
+        def _record(self, output):
             super()._record(output)
             if self.step_counter == FAILS_AT:
                 time.sleep(1.5 * TIMEOUT_S)
@@ -142,7 +128,7 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
     port = free_port()
 
     class Shrinking(LoopEngine):
-        def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+        def _has_global_unfinished_reqs(self, local_unfinished):
             if self.step_counter == FAILS_AT:
                 if self.dp_rank == 2:
                     raise SystemExit
@@ -155,21 +141,22 @@ def test_a_new_group_of_ranks_is_watched_and_the_old_one_is_not(moe_model):
                 signal_itself(signal.SIGKILL)()
             return super()._has_global_unfinished_reqs(local_unfinished)
 
-    (error,) = errors_of(moe_model, Shrinking, deaths=1).values()
+    with start(moe_model, Shrinking) as ranks:
+        (error,) = ranks.deaths(1, timeout=END_S).values()
     assert "balance: no answer from rank 1 (process ended" in error
     assert f"the exchange after step {FAILS_AT + 21} of wave 0 failed" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals",
     [
-        pytest.param({1: signal.SIGKILL}, id="killed"),
-        pytest.param({1: signal.SIGSTOP}, id="stopped", marks=pytest.mark.slow),
+        pytest.param({1: signal.SIGSTOP}, id="stopped"),
         # As where a collective call of the model has no time-out: nobody says why.
         pytest.param(
             {0: signal.SIGSTOP, 2: signal.SIGSTOP, 1: signal.SIGKILL},
             id="killed while the others are stuck",
-            marks=[pytest.mark.slow, pytest.mark.ci],
+            marks=pytest.mark.ci,
         ),
     ],
 )
@@ -185,7 +172,7 @@ def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, sig
         assert sorted(pids) == [0, 1, 2]
         engines = [psutil.Process(pid) for pid in pids.values()]
 
-        def lose() -> None:
+        def lose():
             for rank, number in signals.items():
                 os.kill(pids[rank], number)
 
@@ -197,21 +184,3 @@ def test_a_server_that_loses_a_rank_answers_with_errors(moe_model, tmp_path, sig
     if signals.keys() == {1}:
         assert "no answer from rank 1 (process ended or stopped)" in log
     assert not any(map(is_alive, pids.values()))
-
-
-def test_a_rank_is_watched_where_a_memory_file_is_refused(monkeypatch):
-    def refuse(name):
-        raise PermissionError(name)
-
-    looks = threading.Semaphore(0)
-    monkeypatch.setattr(os, "memfd_create", refuse)
-
-    def pause(seconds):
-        looks.release()
-        time.sleep(seconds)
-
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
-    monkeypatch.setattr(watch, "time", clock)
-    watch.RankWatch(timeout=1.0).start()
-    assert looks.acquire(timeout=60)
-    assert looks.acquire(timeout=60), "it goes on after it would have written"

@@ -10,9 +10,9 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 from vllm.v1.core.sched.balance.rank import group as balance_group
 from vllm.v1.core.sched.balance.rank.group import RowExchange, identity_of
 
-from schedulers import engine_config
+from schedulers import engine_config, rank_config
 from vllm_balance.code_hash import CORE
-from vllm_balance.core.policies.rows import Limits, Row
+from vllm_balance.core.policies.rows import Limits
 from vllm_server import free_port
 
 OPTIONS = (
@@ -21,8 +21,6 @@ OPTIONS = (
     {"data_parallel_balance": "adaptive", "data_parallel_balance_ttft_ms": 2000},
     {"data_parallel_dispatch": "tokens"},
 )
-MINE, OTHER = (f"--data-parallel-balance {name} (balance code 1)" for name in "ab")
-ROW = Row(*[1] * len(Row._fields))
 
 
 def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
@@ -59,13 +57,9 @@ def test_no_option_changes_the_key_of_the_compile_cache(moe_model):
 def test_ranks_that_would_exchange_or_decide_differently_are_not_alike(
     moe_model, difference
 ):
-    common = {
-        "data_parallel_size": 2,
-        "data_parallel_balance": "adaptive",
-        "async_scheduling": False,
-    }
+    common = {"policy": "adaptive", "async_scheduling": False}
     one, other = (
-        identity_of(engine_config(moe_model, **common | more))
+        identity_of(rank_config(moe_model, **common | more))
         for more in ({}, difference)
     )
     assert one != other
@@ -96,55 +90,26 @@ def test_an_edit_of_what_decides_is_another_version_wherever_the_files_are(tmp_p
     assert rooms == {"__init__.py", "core", "front", "options.py", "rank"}
 
 
-def run_rank(rank, port, identity, answers):
+def join(rank, port, answers):
+    """Rank 0 says what it is, and rank 1 nothing."""
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", port, rank, 2, "gloo"
     )
-    if identity is None:
-        answers.put((rank, None))
-        return
-    exchange = RowExchange(20.0, identity)
-    try:
-        exchange.join(group, Limits(8 + rank, 64), print)
-        exchange.send(ROW)
-        snapshot = exchange.receive()
-        answers.put((rank, snapshot.running + snapshot.max_running))
-    except RuntimeError as error:
-        answers.put((rank, str(error)))
-    exchange.close(None)
-
-
-def exchange_once(identities):
-    """What each rank has got from its first exchange."""
-    context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    processes = [
-        context.Process(target=run_rank, args=(rank, port, identity, answers))
-        for rank, identity in enumerate(identities)
-    ]
-    for process in processes:
-        process.start()
-    found = dict(answers.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join()
-    return found
-
-
-def test_ranks_compare_themselves():
-    """As they do at the start, and in a new group of elastic expert parallelism."""
-    assert exchange_once([MINE, MINE]) == {0: (1, 1, 8, 9), 1: (1, 1, 8, 9)}
-    found = exchange_once([MINE, OTHER])
-    # Who looks first tells; the other may find that it has left.
-    told = [
-        found[0].startswith(f"Data parallel rank 1 has {OTHER}, rank 0 has {MINE}.")
-    ]
-    told += [
-        found[1].startswith(f"Data parallel rank 0 has {MINE}, rank 1 has {OTHER}.")
-    ]
-    assert any(told), found
+    if rank == 0:
+        try:
+            RowExchange(20.0, "one").join(group, Limits(8, 64), print)
+        except RuntimeError as error:
+            answers.put(str(error))
 
 
 def test_a_rank_that_says_nothing_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "5")
-    found = exchange_once([MINE, None])
-    assert found[0].startswith("Data parallel balance: rank 0 has waited 5 s at most")
+    context, port = multiprocessing.get_context("fork"), free_port()
+    answers = context.Queue()
+    ranks = [context.Process(target=join, args=(n, port, answers)) for n in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    said = answers.get(timeout=60)
+    assert said.startswith("Data parallel balance: rank 0 has waited 5 s at most")
+    for rank in ranks:
+        rank.join()

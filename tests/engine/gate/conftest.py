@@ -2,12 +2,12 @@
 
 import pytest
 
-from schedulers import engine_config, make_scheduler
+from schedulers import make_scheduler, rank_config
 
 
 @pytest.fixture
 def config(moe_model):
-    return engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+    return rank_config(moe_model)
 
 
 @pytest.fixture

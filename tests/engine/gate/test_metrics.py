@@ -22,29 +22,25 @@ def test_a_report_has_what_came_since_the_last_one_and_the_latest_values():
     assert report["decisions"] == [["cap", "admit", "open", 3000]]
     assert report["held_steps"] == 3000
     assert report["held_requests"] == 1
+    assert report["ratio"] == [1.0] * 1000
     assert report["exchange_seconds"] == [n / 1000 for n in range(2000, 3000)]
     again = stats.take(LOAD)
     assert not again["decisions"] + again["exchange_seconds"]
     assert again["held_steps"] == 0
 
 
-def test_what_was_learned_is_told_as_it_is():
-    stats = BalanceStats("adaptive")
-    stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
-    for _ in range(2):
-        assert dict(stats.take(LOAD)["step_cost_seconds"]) == COST._asdict()
-
-
-def test_another_policy_first_has_no_costs():
+def test_what_was_learned_is_told_as_long_as_its_policy_decides():
     """A gauge that is not told again keeps its value."""
-    stats = BalanceStats("adaptive")
-    stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
-    stats.set_policy("off")
-    stats.observe_step(OPEN, ROWS, 0.001)
-    assert dict(stats.take(LOAD)["step_cost_seconds"]) == dict.fromkeys(COST._fields, 0)
-    stats.set_policy("adaptive")
-    stats.observe_step(OPEN, ROWS, 0.001, Learned(COST, 0))
-    assert dict(stats.take(LOAD)["step_cost_seconds"]) == COST._asdict()
+    stats, nothing = BalanceStats("adaptive"), dict.fromkeys(COST._fields, 0)
+    for policy, learned, told in (
+        ("adaptive", Learned(COST, 0), COST._asdict()),
+        ("off", None, nothing),
+        ("adaptive", Learned(COST, 0), COST._asdict()),
+    ):
+        stats.set_policy(policy)
+        stats.observe_step(OPEN, ROWS, 0.001, learned)
+        for _ in range(2):
+            assert dict(stats.take(LOAD)["step_cost_seconds"]) == told
 
 
 def test_the_first_rank_warns_when_a_policy_gives_way(monkeypatch):

@@ -1,6 +1,6 @@
 """Where no rank waits for another, `adaptive` gathers the prompts of each by itself."""
 
-import json
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 from hugging_face import NEW_TOKENS
 from schedulers import engine_config, make_scheduler, prompt_request, step
 from test_greedy_equality import assert_all_served, assert_equal
-from test_modes import NGRAM
+from test_modes import DRAFTS, PIPELINE
 from vllm_balance.core.policies import OPEN, Decision
 from vllm_balance.core.policies.switch_ticket import next_ticket
 from vllm_server import Server
@@ -38,32 +38,13 @@ def test_the_ranks_of_a_dense_model(dense_model, dense_samples, tmp_path):
     assert "policy adaptive, this rank by itself" in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ("-tp", "2", "--num-gpu-blocks-override", "24", "--max-model-len", "320"),
-        pytest.param(
-            (
-                "-pp",
-                "2",
-                "--distributed-executor-backend",
-                "mp",
-                "--max-num-batched-tokens",
-                "48",
-                "--scheduling-policy",
-                "priority",
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            (
-                "--no-enable-chunked-prefill",
-                "--no-async-scheduling",
-                "--speculative-config",
-                json.dumps(NGRAM),
-            ),
-            marks=pytest.mark.slow,
-        ),
+        (*PIPELINE, "--scheduling-policy", "priority"),
+        ("--no-enable-chunked-prefill", "--no-async-scheduling", *DRAFTS),
     ],
     ids=["tensor parallel, a cache that fills", "a pipeline, priorities", "drafts"],
 )
@@ -75,17 +56,20 @@ def test_one_rank(options, moe_model, moe_samples, tmp_path):
         assert_each_decided(server, 1)
 
 
+@contextlib.contextmanager
+def in_this_process(model, **options):
+    options |= {"max_num_seqs": 4, "max_model_len": 512, "enforce_eager": True}
+    llm = LLM(model=str(model), **options)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
 def test_an_engine_in_the_process_of_its_caller(moe_model, moe_samples, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    llm = LLM(
-        model=str(moe_model),
-        max_num_seqs=4,
-        enforce_eager=True,
-        max_model_len=1024,
-        data_parallel_balance="adaptive",
-        disable_log_stats=False,
-    )
-    try:
+    options = {"data_parallel_balance": "adaptive", "disable_log_stats": False}
+    with in_this_process(moe_model, **options) as llm:
         answers = llm.generate(
             [{"prompt_token_ids": list(sample.prompt)} for sample in moe_samples],
             SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
@@ -94,8 +78,6 @@ def test_an_engine_in_the_process_of_its_caller(moe_model, moe_samples, monkeypa
         assert got == [tuple(sample.tokens) for sample in moe_samples]
         names = {metric.name: metric for metric in llm.get_metrics()}
         assert names["vllm:dp_balance_decisions"].value > 0
-    finally:
-        llm.llm_engine.engine_core.shutdown()
 
 
 def test_a_seed_gives_one_answer_however_many_steps_a_prompt_takes(
@@ -106,19 +88,10 @@ def test_a_seed_gives_one_answer_however_many_steps_a_prompt_takes(
     sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
     answers = []
     for tokens in (512, 48):
-        llm = LLM(
-            model=str(dense_model),
-            max_num_seqs=4,
-            max_num_batched_tokens=tokens,
-            enforce_eager=True,
-            max_model_len=512,
-            enable_prefix_caching=False,
-        )
-        try:
+        options = {"max_num_batched_tokens": tokens, "enable_prefix_caching": False}
+        with in_this_process(dense_model, **options) as llm:
             found = llm.generate([{"prompt_token_ids": [*range(5, 205)]}], sampling)
             answers.append(found[0].outputs[0].token_ids)
-        finally:
-            llm.llm_engine.engine_core.shutdown()
     assert answers[0] == answers[1]
 
 

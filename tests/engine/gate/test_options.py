@@ -5,14 +5,8 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.balance.options import check_balance_scheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
-from schedulers import engine_config, make_scheduler
-
-
-class Copying(Scheduler):
-    def schedule(self):
-        return "a copy that never asks the gate"
+from schedulers import engine_config, make_scheduler, rank_config
 
 
 class Extending(AsyncScheduler):
@@ -21,21 +15,19 @@ class Extending(AsyncScheduler):
 
 
 def test_a_scheduler_that_does_not_reach_the_gate_is_refused(config):
-    with pytest.raises(ValueError, match="Copying has a schedule"):
-        check_balance_scheduler(make_scheduler(config, Copying), config)
+    """Also one that copies the schedule, which the live tests try."""
     with pytest.raises(ValueError, match="SimpleNamespace has a schedule"):
         check_balance_scheduler(SimpleNamespace(), config)
     check_balance_scheduler(make_scheduler(config, Extending), config)
 
 
 def test_the_front_end_in_rust_is_refused(moe_model, monkeypatch):
-    balanced = {"data_parallel_size": 2, "data_parallel_balance": "cap"}
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
-    engine_config(moe_model, **balanced)
+    rank_config(moe_model)
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
-    engine_config(moe_model, **balanced | {"data_parallel_balance": "off"})
+    rank_config(moe_model, "off")
     with pytest.raises(ValueError, match="not work with VLLM_USE_RUST_FRONTEND"):
-        engine_config(moe_model, **balanced)
+        rank_config(moe_model)
 
 
 def test_an_engine_that_became_dense_or_single_is_refused(

@@ -3,7 +3,7 @@
 import pytest
 from vllm.v1.request import RequestStatus
 
-from schedulers import engine_config, make_request, make_scheduler, measure, step
+from schedulers import make_request, make_scheduler, measure, rank_config, step
 from vllm_balance.core.policies import OPEN, Decision
 
 HOLD = Decision(admit=False, prefill_budget=0, reason="waiting_cost")
@@ -12,8 +12,7 @@ SLOTS = 4
 
 @pytest.fixture
 def scheduler(moe_model):
-    policy = {"data_parallel_size": 2, "data_parallel_balance": "adaptive"}
-    return make_scheduler(engine_config(moe_model, **policy))
+    return make_scheduler(rank_config(moe_model, "adaptive"))
 
 
 def waiting(scheduler):
@@ -45,8 +44,7 @@ def held_step(scheduler, number, **prompts):
     ],
 )
 def test_who_is_first(moe_model, policy, scheduling, first):
-    options = {"data_parallel_balance": policy, "scheduling_policy": scheduling}
-    config = engine_config(moe_model, data_parallel_size=2, **options)
+    config = rank_config(moe_model, policy, scheduling_policy=scheduling)
     scheduler = make_scheduler(config)
     held_step(scheduler, 1, long=60, short=10)
     held_step(scheduler, 2)
@@ -55,23 +53,20 @@ def test_who_is_first(moe_model, policy, scheduling, first):
     assert step(scheduler).num_scheduled_tokens == {first: 10}
 
 
-def test_a_request_with_a_slot_keeps_slot_and_age(scheduler):
+def test_a_request_with_a_slot_keeps_it_and_its_age_and_the_others_their_places(
+    scheduler,
+):
     """Else a bound of the hold would begin anew with each short prompt that comes."""
-    long = [f"long-{n}" for n in range(SLOTS)]
+    long, others = [f"long-{n}" for n in range(SLOTS)], []
     held_step(scheduler, 1, **dict.fromkeys(long, 90))
-    for number in range(2, 12):
-        row = held_step(scheduler, number, **{f"short-{number}": 5})
+    for number, tokens in enumerate([60, 10, 30] * 3, 2):
+        others.append(f"other-{number}")
+        row = held_step(scheduler, number, **{others[-1]: tokens})
         assert row.pending == SLOTS
         assert row.pending_age_us == (number - 1) * 1_000_000
         assert sorted(waiting(scheduler)[:SLOTS]) == long
-
-
-def test_those_without_a_slot_stay_as_they_came(scheduler):
-    held_step(scheduler, 1, **{f"first-{n}": 50 for n in range(SLOTS)})
-    held_step(scheduler, 2, long=60, short=10, middle=30)
-    held_step(scheduler, 3)
+        assert waiting(scheduler)[SLOTS:] == others
     assert scheduler.balance_gate.take_stats()["held_requests"] == SLOTS
-    assert waiting(scheduler)[SLOTS:] == ["long", "short", "middle"]
 
 
 def test_a_preempted_request_stays_first_and_other_queues_are_left_alone(scheduler):

@@ -8,33 +8,16 @@ from vllm.v1.request import RequestStatus
 from schedulers import (
     OtherRank,
     end_step,
-    engine_config,
     give_gate,
     make_request,
     make_scheduler,
+    rank_config,
     row_of,
     step,
 )
 from vllm_balance.core.policies import OPEN, Decision
 
 HOLD = Decision(admit=False, prefill_budget=None, reason="rank_full")
-
-
-def test_a_row_says_how_many_of_those_that_decoded_have_ended(config):
-    """Not who was preempted; who leaves has, unless it had never begun."""
-    scheduler = make_scheduler(config, num_blocks=10)
-    for name, output in (("a", 5), ("b", 60), ("c", 60), ("d", 60)):
-        scheduler.add_request(make_request(name, 30, output))
-    ended, preempted = [], 0
-    while "a" in scheduler.requests or not preempted:
-        preempted += len(step(scheduler).preempted_req_ids or ())
-        ended.append(row_of(scheduler).ended)
-    assert ended.count(1) == sum(ended) == 1
-    waiting = next(iter(scheduler.waiting)).request_id
-    decoding = scheduler.running[0].request_id
-    for name in (waiting, decoding):
-        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-    assert row_of(scheduler).ended == 1
 
 
 def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
@@ -55,10 +38,7 @@ def test_all_that_are_held_count_and_none_of_a_pause(scheduler):
 
 def test_a_row_tells_the_age_of_the_oldest_that_can_keep_the_limit(moe_model):
     limits = {"data_parallel_balance_ttft_ms": 2000}
-    config = engine_config(
-        moe_model, data_parallel_size=2, data_parallel_balance="adaptive", **limits
-    )
-    scheduler = make_scheduler(config)
+    scheduler = make_scheduler(rank_config(moe_model, "adaptive", **limits))
     for name, age in (("late", 9.0), ("in time", 1.0), ("new", 0.0)):
         request = make_request(name, 10, 5)
         request.arrival_time = time.time() - age

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.config import LoRAConfig
@@ -14,25 +13,17 @@ from vllm.v1.request import RequestStatus
 from schedulers import (
     BLOCK_SIZE,
     WORKLOADS,
-    engine_config,
     make_request,
     make_scheduler,
     measure,
     prompt_request,
+    rank_config,
     step,
     steps_of,
 )
 from vllm_balance.core.policies.decision import Decision
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-
-schedulers = pytest.mark.parametrize("scheduler_class", [Scheduler, AsyncScheduler])
-
-
-def config_of(model, policy="cap", **arguments):
-    return engine_config(
-        model, data_parallel_size=2, data_parallel_balance=policy, **arguments
-    )
 
 
 def allow(scheduler, tokens):
@@ -52,9 +43,7 @@ def add(scheduler, *requests, **arguments):
         scheduler.add_request(make_request(name, prompt, 20, **arguments))
 
 
-@schedulers
-def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
-    scheduler = make_scheduler(config, scheduler_class)
+def test_chunks_and_admissions_share_the_allowance(scheduler):
     add(scheduler, ("long", 50), ("second", 20), ("third", 20))
     assert scheduled(scheduler, 30) == {"long": 30}
     assert scheduled(scheduler, 25) == {"long": 20, "second": 5}
@@ -64,10 +53,9 @@ def test_chunks_and_admissions_share_the_allowance(config, scheduler_class):
     assert not scheduler.balance_gate.held
 
 
-@schedulers
-def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model, scheduler_class):
+def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model):
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
-    scheduler = make_scheduler(config_of(moe_model, **whole), scheduler_class)
+    scheduler = make_scheduler(rank_config(moe_model, **whole))
     add(scheduler, ("first", 100), ("second", 100), ("third", 100))
     assert scheduled(scheduler, 0) == {}
     assert scheduled(scheduler, 150) == {"first": 100, "second": 100}
@@ -76,7 +64,7 @@ def test_without_chunked_prefill_a_prompt_is_whole_or_held(moe_model, scheduler_
 
 def test_a_threshold_for_long_prompts_still_holds(moe_model):
     """From 0.31 on not for a request that is alone."""
-    scheduler = make_scheduler(config_of(moe_model, long_prefill_token_threshold=16))
+    scheduler = make_scheduler(rank_config(moe_model, long_prefill_token_threshold=16))
     add(scheduler, ("long", 100), ("second", 100))
     assert scheduled(scheduler, 40) == {"long": 16, "second": 16}
     assert scheduled(scheduler, 8) == {"long": 8}
@@ -84,7 +72,9 @@ def test_a_threshold_for_long_prompts_still_holds(moe_model):
 
 def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
     """From 0.25 on a hit that leaves one token: cut shorter, it ended the engine."""
-    config = config_of(moe_model, enable_prefix_caching=True, speculative_config=DRAFTS)
+    config = rank_config(
+        moe_model, enable_prefix_caching=True, speculative_config=DRAFTS
+    )
     prompt = [5] * (2 * BLOCK_SIZE + 1)
     as_upstream = {}
     for tokens in (None, 0, 2):
@@ -102,7 +92,7 @@ def test_a_decode_that_is_padded_for_its_drafts_is_whole_or_held(moe_model):
 
 def test_what_is_cached_of_a_prompt_was_not_loaded(moe_model):
     """Little is left of it, and the allowance counts all the same."""
-    scheduler = make_scheduler(config_of(moe_model, enable_prefix_caching=True))
+    scheduler = make_scheduler(rank_config(moe_model, enable_prefix_caching=True))
     for name, tokens in (("first", 42), ("again", 4)):
         scheduler.add_request(prompt_request(name, [5] * (2 * BLOCK_SIZE + 10), 1))
         assert scheduled(scheduler, tokens) == {name: tokens}
@@ -110,7 +100,7 @@ def test_what_is_cached_of_a_prompt_was_not_loaded(moe_model):
 
 def test_a_loaded_request_is_let_pass_unless_it_has_an_adapter(moe_model):
     """An adapter too many ended the engine when the held prompts went on."""
-    config = config_of(moe_model, long_prefill_token_threshold=16)
+    config = rank_config(moe_model, long_prefill_token_threshold=16)
     config.lora_config = LoRAConfig(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
     scheduler = make_scheduler(config)
     for each in (1, 2):
@@ -125,8 +115,7 @@ def test_a_loaded_request_is_let_pass_unless_it_has_an_adapter(moe_model):
         assert scheduler.balance_gate.holds(loaded) is bool(adapter)
 
 
-def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
-    scheduler = make_scheduler(config)
+def test_a_blocked_request_is_promoted_while_nothing_is_allowed(scheduler):
     request = make_request("grammar", 10, 5)
     request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     request.structured_output_request = type("Compiled", (), {"grammar": object()})()
@@ -137,8 +126,7 @@ def test_a_blocked_request_is_promoted_while_nothing_is_allowed(config):
     assert scheduler.schedule().num_scheduled_tokens == {"grammar": 10}
 
 
-def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
-    scheduler = make_scheduler(config)
+def test_a_stream_that_waits_for_input_is_not_counted_as_held(scheduler):
     request = make_request("stream", 10, 5)
     request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
     scheduler.add_request(request)
@@ -156,11 +144,11 @@ def test_a_stream_that_waits_for_input_is_not_counted_as_held(config):
     seed=st.integers(0, 99),
 )
 def test_no_step_exceeds_its_allowance_and_everything_ends(
-    moe_model, workload, num_blocks, asynchronous, seed
+    config, workload, num_blocks, asynchronous, seed
 ):
     rng = random.Random(seed)
     scheduler_class = AsyncScheduler if asynchronous else Scheduler
-    scheduler = make_scheduler(config_of(moe_model), scheduler_class, num_blocks)
+    scheduler = make_scheduler(config, scheduler_class, num_blocks)
     for _ in steps_of(scheduler, workload):
         decoding = {r.request_id for r in scheduler.running if not r.is_prefill_chunk}
         fresh = {r.request_id for r in scheduler.requests.values()} - decoding

@@ -36,11 +36,11 @@ from schedulers import (
     answer,
     complete,
     drafted_by,
-    engine_config,
     image,
     make_scheduler,
     prefills,
     prompt_request,
+    rank_config,
     row_of,
     step,
     upstream_copy,
@@ -197,9 +197,7 @@ def config_of(model, world):
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"shared_storage_path": "/none"},
         }
-    config = engine_config(
-        model, data_parallel_size=2, data_parallel_balance="cap", **arguments
-    )
+    config = rank_config(model, **arguments)
     config.scheduler_config.async_scheduling = world.has("asynchronous")
     if world.speculation in DRAFTERS:
         drafted_by(config, world.speculation)
@@ -227,7 +225,9 @@ class Run:
     def steps(self):
         for number in range(STEPS):
             self.happens(number)
+            before = self.cached()
             row = row_of(self.scheduler, now=float(number))
+            assert self.cached() == before, "to look up a prompt changes nothing"
             self.compare(row)
             self.scheduler.balance_gate.apply(self.decision())
             self.step()
@@ -264,6 +264,13 @@ class Run:
             ids = [r.request_id for r in scheduler.running if not r.is_prefill_chunk]
             drafts = [[7] * rng.randint(0, DRAFTS) for _ in ids]
             scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+    def cached(self):
+        """Which blocks are evicted next, and how often upstream has looked up any."""
+        manager = self.scheduler.kv_cache_manager
+        free = manager.block_pool.free_block_queue.get_all_free_blocks()
+        asked = getattr(manager.prefix_cache_stats, "requests", 0)
+        return [block.block_id for block in free], asked
 
     def decision(self):
         if not self.world.holds or self.rng.random() < 0.4:

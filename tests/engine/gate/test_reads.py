@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from vllm.v1.core.sched.balance.rank.reads import (
     in_order,
     max_admitted,
@@ -15,11 +14,11 @@ from schedulers import (
     FULL_ATTENTION,
     WINDOW,
     drafted_by,
-    engine_config,
     make_request,
     make_scheduler,
     prefills,
     prompt_request,
+    rank_config,
     row_of,
     step,
     upstream_copy,
@@ -32,40 +31,14 @@ HOLD = Decision(admit=False, prefill_budget=0, reason="test")
 
 def config_of(model, **arguments):
     defaults = {"enable_prefix_caching": True, "async_scheduling": False}
-    return engine_config(
-        model, data_parallel_size=2, data_parallel_balance="cap", **defaults | arguments
-    )
+    return rank_config(model, **defaults | arguments)
 
 
-def test_looking_up_what_is_cached_changes_nothing(moe_model, monkeypatch):
-    """Here the rest of a prompt fits beside what it shares with a running one."""
-    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
-    config = config_of(moe_model, max_num_batched_tokens=8192, max_model_len=8192)
-    scheduler = make_scheduler(config, num_blocks=301 + 197 + 1)
-    prefix = [7] * 4800
-    scheduler.add_request(prompt_request("first", [*prefix, 1], 2000))
-    step(scheduler)
-    pool = scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == 197
-    scheduler.add_request(prompt_request("second", prefix + [2] * 32, 5))
-    lru = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
-    row = row_of(scheduler)
-    assert (row.pending, row.pending_tokens) == (1, 32)
-    queue = pool.free_block_queue.get_all_free_blocks()
-    assert lru == [block.block_id for block in queue], "blocks are evicted as before"
-    hits = scheduler.kv_cache_manager.prefix_cache_stats
-    assert hits.requests == 0, "counted only when the scheduler asks"
-
-
-@pytest.mark.parametrize(
-    "layers", [(FULL_ATTENTION,), (WINDOW, FULL_ATTENTION, WINDOW)], ids=len
-)
-def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(
-    moe_model, layers
-):
+def test_held_requests_that_share_a_prefix_do_not_say_that_it_is_pending(moe_model):
     """With EAGLE 200 requests once said 263,104 tokens instead of 16,000."""
     config = config_of(moe_model, max_num_seqs=64, speculative_config=DRAFTS)
     drafted_by(config, "mtp")
+    layers = (WINDOW, FULL_ATTENTION, WINDOW)
     scheduler = make_scheduler(config, num_blocks=2000, layers=layers)
     prefix = [1] * (8 * BLOCK_SIZE)
     scheduler.add_request(prompt_request("first", prefix + [2] * 32, 90))

@@ -1,7 +1,6 @@
 """The memory of an engine core does not depend on how long it has run."""
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,23 @@ from vllm.v1.core.sched.balance.rank.metrics import BalanceStats
 from vllm.v1.core.sched.balance.rank.timing import Timing
 
 from ports import free_port
-from schedulers import end_step, engine_config, make_scheduler, prompt_request
-from vllm_balance.reference import tiny_models
+from schedulers import end_step, make_scheduler, prompt_request, rank_config
 
 STEPS, GROWTH_MB = 200_000, 1.0
 """More is a leak. Statistics once took 107 bytes a step: 18 MB in the nine tenths that
 are measured."""
 
 
-def busy_scheduler():
+def busy_scheduler(model):
     """A real scheduler that runs 60 requests; four with long prompts wait."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = engine_config(
-            tiny_models.make("moe", Path(folder)),
-            max_num_seqs=64,
-            max_num_batched_tokens=8192,
-            max_model_len=4096,
-            enable_prefix_caching=True,
-            data_parallel_size=2,
-            data_parallel_balance="adaptive",
-        )
+    config = rank_config(
+        model,
+        "adaptive",
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+        max_model_len=4096,
+        enable_prefix_caching=True,
+    )
     scheduler = make_scheduler(config, num_blocks=40_000, log_stats=False)
     for number in range(64):
         prompt = [2 + number] * (100 if number < 60 else 2000)
@@ -44,9 +40,9 @@ def busy_scheduler():
 
 
 @pytest.mark.slow
-def test_memory_is_flat_while_nobody_takes_the_reports():
+def test_memory_is_flat_while_nobody_takes_the_reports(moe_model):
     """After the first tenth, with the product's exchange in a group of one."""
-    scheduler = busy_scheduler()
+    scheduler = busy_scheduler(moe_model)
     waiting = list(scheduler.waiting)
     group = stateless_init_torch_distributed_process_group(
         "127.0.0.1", free_port(), 0, 1, "gloo"

@@ -1,12 +1,9 @@
 """The policy `adaptive`: when it holds, when it releases, and how much."""
 
-import math
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, running, snapshot
 
 from vllm_balance.core.policies.adaptive import (
     NO_LIMITS,
@@ -51,7 +48,7 @@ def one_pending(age=0.0, ranks=4, **fields):
     return snapshot([row] + [DECODE] * (ranks - 1))
 
 
-def first_decode(rows, prefills=100, steps=300):
+def first_decode(rows, prefills):
     """In which steps of 0.5 s one without prefill is wanted, while none is made."""
     policy = Adaptive()
     timed = [
@@ -59,36 +56,32 @@ def first_decode(rows, prefills=100, steps=300):
         for row in rows
     ]
     policy.decide(snapshot(rows))
-    decisions = [policy.decide(snapshot(timed)) for _ in range(steps)]
+    decisions = [policy.decide(snapshot(timed)) for _ in range(300)]
     assert all(each.prefill_budget == (None if each.admit else 0) for each in decisions)
     assert {each.reason for each in decisions} == {"learn"}
     assert policy.learned is None
     return [step for step, each in enumerate(decisions, 1) if not each.admit]
 
 
-def test_the_first_decode_step_is_made_once_as_many_decode_as_wait():
-    """It may be a slow one, and all that wait would meet it."""
-    assert first_decode([running(9, 9)] * 2)[0] == 1
-    assert first_decode([running(9, 10)] * 2, steps=30) == []
-
-
-@pytest.mark.parametrize("pending", [0, 1])
-def test_the_first_decode_step_is_not_made_while_answers_are_short(pending):
-    assert first_decode([running(3, pending)] * 2)[0] == 1
-    assert first_decode([running(2, pending)] * 2, steps=30) == []
-    three_each = first_decode([running(8, 1)] * 2, prefills=300, steps=30)
-    assert three_each == []
-
-
-def test_the_first_decode_step_is_made_late_if_too_few_decode():
-    """In an overload, prompts would never let one be."""
-    late = math.ceil(30 * 10 / 9 / 0.5)
-    assert first_decode([running(9, 10)] * 2)[:2] == [late, 2 * late]
-    assert first_decode([running(1)] * 2)[0] == 3 * 30 / 0.5
-
-
-def test_one_rank_alone_need_not_know_what_a_decode_takes():
-    assert first_decode([running(9), IDLE]) == []
+@pytest.mark.parametrize(
+    ("rows", "prefills", "held"),
+    [
+        # It may be a slow one, which all that wait would meet, so that many decode.
+        ([running(9, 9)] * 2, 100, [1, 2]),
+        ([running(9, 10)] * 2, 100, [67, 134]),
+        # Not while answers are short.
+        ([running(3)] * 2, 100, [1, 2]),
+        ([running(3, 1)] * 2, 100, [1, 2]),
+        ([running(2)] * 2, 100, [90, 180]),
+        ([running(8, 1)] * 2, 300, [68, 136]),
+        # In an overload, prompts would never let one be.
+        ([running(1)] * 2, 100, [180]),
+        # A rank alone need not know what a decode takes.
+        ([running(9), IDLE], 100, []),
+    ],
+)
+def test_the_first_decode_step_is_made_once_enough_decode_or_late(rows, prefills, held):
+    assert first_decode(rows, prefills)[:2] == held
 
 
 def test_a_step_in_which_nobody_decodes_does_not_time_a_decode():
@@ -108,13 +101,6 @@ def test_a_rank_that_never_gets_any_request_wastes_nothing(idle):
     rows = [running(6, pending=1, tokens=MAX_TOKENS)] * 2 + [IDLE] * idle
     decision = policy.decide(snapshot(rows))
     assert (decision.admit, decision.prefill_budget) == (True, MAX_TOKENS - 6)
-
-
-def test_what_arrives_before_the_first_step_of_a_wave_waits():
-    """That step has no step time, and nothing has waited yet."""
-    policy = learned()
-    rows = [running(6, pending=1, step_time_us=0), DECODE._replace(step_time_us=0)] * 2
-    assert policy.decide(snapshot(rows)).reason == "waiting_cost"
 
 
 def test_a_lone_request_is_held_at_first_and_released_in_the_end():
@@ -163,16 +149,6 @@ EMPTY = running(6, max_running=200)
 )
 def test_who_goes_sooner(sooner, later):
     assert steps_held(sooner) < steps_held(later)
-
-
-def test_old_requests_go_sooner_than_new_ones():
-    policy, other = learned(), learned()
-    for _ in range(3):
-        policy.decide(one_pending(age=0.1))
-        other.decide(one_pending(age=0.1))
-    old = [policy.decide(one_pending(age=20.0)).admit for _ in range(100)]
-    new = [other.decide(one_pending(age=0.1)).admit for _ in range(100)]
-    assert old.index(True) < new.index(True)
 
 
 def test_one_that_waits_alone_for_long_is_old_by_the_ages_of_many():
@@ -256,27 +232,27 @@ def test_a_rank_alone_waits_for_its_queue_as_well(ranks, waited):
     assert waits.waiting == pytest.approx([waited] * ranks)
 
 
-def test_a_cheap_prompt_goes_at_once_and_of_others_as_much_with_it():
-    policy = learned()
-    assert policy.decide(one_pending()).reason == "waiting_cost"
-    rows = [running(6, pending=1), running(6, pending=1, tokens=20), DECODE, DECODE]
-    decision = policy.decide(snapshot(rows))
-    assert decision.admit
-    assert decision.reason == "cheap"
-    assert decision.prefill_budget >= 20
-
-
-@pytest.mark.parametrize("queued", [0, 1])
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_cheap_prompt_is_held_in_a_closed_loop_and_beside_a_queue(
-    queued, closed, monkeypatch
+@pytest.mark.parametrize(
+    ("queued", "closed", "limits", "reason"),
+    [
+        (0, False, NO_LIMITS, "cheap"),
+        (0, True, NO_LIMITS, "waiting_cost"),
+        (1, False, NO_LIMITS, "waiting_cost"),
+        (0, False, LatencyLimits(9.0, 0.04), "waiting_cost"),
+    ],
+    ids=["goes at once", "a closed loop", "beside a queue", "decodes miss their limit"],
+)
+def test_a_cheap_prompt_goes_at_once_and_of_others_as_much_with_it(
+    queued, closed, limits, reason, monkeypatch
 ):
     policy = learned()
+    policy.limits = limits
     monkeypatch.setattr(Flow, "is_closed", closed)
-    row = running(6, pending=1, tokens=20)
-    rows = snapshot([row._replace(waiting=1 + queued), DECODE, DECODE, DECODE])
-    held = closed or queued
-    assert policy.decide(rows).reason == ("waiting_cost" if held else "cheap")
+    cheap = running(6, pending=1, tokens=20, waiting=1 + queued)
+    rows = [cheap, running(6, pending=1), DECODE, DECODE]
+    decision = policy.decide(snapshot(rows))
+    assert decision.reason == reason
+    assert decision.prefill_budget >= 20 * (reason == "cheap")
 
 
 @pytest.mark.parametrize(
@@ -321,14 +297,6 @@ def test_no_first_token_is_due_without_a_limit_or_while_decodes_miss_theirs():
     assert due_ages(LatencyLimits(2.0, 0.04)) == []
 
 
-def test_cheap_prompts_are_held_while_decodes_miss_their_limit():
-    policy, other = learned(), learned()
-    policy.limits = LatencyLimits(9.0, 0.04)
-    rows = snapshot([running(6, pending=1, tokens=20), DECODE, DECODE, DECODE])
-    assert policy.decide(rows).reason == "waiting_cost"
-    assert other.decide(rows).reason == "cheap"
-
-
 def test_cheap_prompts_take_their_share_of_everybodys_time_and_no_more():
     """Of 20 tokens on one rank, where a usual one has 100; 25 requests lose by it."""
     policy, went = learned(), []
@@ -349,24 +317,6 @@ def test_an_arrival_cannot_slip_in_before_the_ranks_have_seen_it():
     assert decision[:3] == (False, 0, "waiting_cost")
 
 
-def test_it_goes_on_from_a_state_that_was_kept():
-    policy, ranks, rng = Adaptive(), Ranks(4), random.Random(1)
-    kept, shown, decisions = policy.state, [], []
-    for number in range(400):
-        if number == 200:
-            kept = policy.state
-            shown, decisions = [], []
-        if number % 2:
-            ranks.arrive(rng.randrange(4), rng.randint(1, 900), rng.randint(1, 60))
-        shown.append(ranks.snapshot())
-        decisions.append(policy.decide(shown[-1]))
-        ranks.advance(decisions[-1])
-    assert {"gain", "waiting_cost"} <= {decision.reason for decision in decisions}
-    last, policy.state = policy.state, kept
-    assert [policy.decide(rows) for rows in shown] == decisions
-    assert policy.state == last
-
-
 def test_a_released_rank_pays_its_rent():
     policy = learned()
     while not policy.decide(one_pending(age=0.04)).admit:
@@ -384,16 +334,18 @@ def test_the_end_of_a_wave_clears_the_rent_but_not_the_costs():
         assert policy.decide(rows) == other.decide(rows)
 
 
-def test_the_first_step_of_a_wave_teaches_nothing():
+def test_the_first_step_of_a_wave_teaches_nothing_and_what_comes_before_it_waits():
+    """That step has no step time, and nothing has waited yet."""
     policy = learned()
     cost = policy.learned.cost
-    policy.decide(snapshot([DECODE._replace(step_time_us=0, prefill_tokens=50)] * 4))
+    rows = [running(6, pending=1), DECODE] * 2
+    rows = [row._replace(step_time_us=0, prefill_tokens=50) for row in rows]
+    assert policy.decide(snapshot(rows)).reason == "waiting_cost"
     assert policy.learned.cost == cost
 
 
-@pytest.mark.parametrize("rate", [3, 12, 30])
-def test_prompts_longer_than_a_step_are_served_in_chunks(rate):
-    policy = learned(rate=rate)
+def test_prompts_longer_than_a_step_are_served_in_chunks():
+    policy = learned()
     long = running(6, pending=2, tokens=5 * MAX_TOKENS, pending_age_us=10**9)
     rows = snapshot([long] * 4)
     decisions = iter(lambda: policy.decide(rows), None)

@@ -37,6 +37,10 @@ SOME, ALL = [WORK, NONE], [WORK, WORK]
         ([[IDLE, IDLE]], 50, 10, "open"),
         # An arrival cannot slip in before the ranks have seen it.
         ([[NONE, NONE]], 50, 10, "hold"),
+        # A rank that runs nothing, or prompts in progress alone, ends either wait.
+        ([SOME, [WORK, IDLE]], 50, 10, "hold idle"),
+        ([ALL, [WORK, IDLE_WORK]], 50, 10, "hold idle"),
+        ([SOME, [WORK._replace(decoding=0), NONE]], 50, 10, "hold idle"),
     ],
 )
 def test_waits_for_a_prompt_on_every_rank_and_then_for_more(
@@ -44,16 +48,6 @@ def test_waits_for_a_prompt_on_every_rank_and_then_for_more(
 ):
     found = decisions(steps, timeout_steps=timeout, batching_steps=batching)
     assert found == expected
-
-
-def test_a_rank_that_runs_nothing_ends_either_wait():
-    assert decisions([SOME, [WORK, IDLE]]) == "hold idle"
-    assert decisions([ALL, [WORK, IDLE_WORK]]) == "hold idle"
-
-
-def test_a_rank_with_prompts_in_progress_alone_ends_either_wait():
-    chunks = WORK._replace(decoding=0)
-    assert decisions([[WORK, NONE], [chunks, NONE]]) == "hold idle"
 
 
 def test_the_end_of_a_wave_starts_both_waits_anew():

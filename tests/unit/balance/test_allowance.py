@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_balance.core.allowance import Allowance, least_tokens
+from vllm_balance.core.allowance import Allowance
 from vllm_balance.core.policies.cost import cost_of, whole_step
 from vllm_balance.core.policies.decision import OPEN, Decision
 
@@ -75,7 +75,3 @@ def test_what_stops_admission(admits, budget, stops):
     allowance = Allowance(Decision(admits, budget, "test"), LARGEST)
     assert allowance.stops_admission is stops
     assert allowance.take(0, 50) == min(50, 50 if budget is None else budget)
-
-
-def test_a_held_prompt_in_progress_is_never_idle_in_a_dummy_step():
-    assert (least_tokens(others_run=False), least_tokens(others_run=True)) == (1, 0)

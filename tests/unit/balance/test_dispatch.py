@@ -42,20 +42,6 @@ def test_the_least_context_wins_answers_included():
     assert dispatch.choose() == 0, "2 x (10 + 1500) are less than 5001 + 1500"
 
 
-@pytest.mark.parametrize(("waiting", "rank"), [(3000, 0), (5000, 1)])
-def test_a_cached_prompt_waits_for_three_times_its_tokens_but_not_for_five(
-    waiting, rank
-):
-    """All ranks wait for what another one computes of it, and keep it once more."""
-    dispatch = Dispatch(2, 8, cached_chunks=100, chunk_tokens=1000)
-    prompt = [b"%014d" % 1]
-    dispatch.sent(0, 0, 1000, prompt)
-    dispatch.answered(0, 1)
-    dispatch.ended(0)
-    dispatch.sent(1, 0, waiting)
-    assert dispatch.choose(prompt) == rank
-
-
 def front_ends(ranks, slots, servers, *cache):
     memory = create_board(get_context("spawn"), servers)
     boards = [SharedBoard(memory, server) for server in range(servers)]

@@ -6,9 +6,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import IDLE, MAX_TOKENS, Ranks, running, snapshot
+from snapshots import IDLE, MAX_TOKENS, Ranks, rows, running, snapshot
 
-from vllm_balance.core.policies import POLICIES, create_policy
+from vllm_balance.core.policies import create_policy
 from vllm_balance.core.policies.cost import CostFit, StepCost
 from vllm_balance.core.policies.decision import Decision
 from vllm_balance.core.policies.guard import Guard
@@ -66,8 +66,7 @@ def seconds_held(guard, rows, seconds=STEP):
     raise AssertionError
 
 
-@pytest.mark.parametrize("seconds", [0.001, STEP, 3.0])
-@pytest.mark.parametrize("pending", [1, 6, 60])
+@pytest.mark.parametrize(("seconds", "pending"), [(0.001, 60), (STEP, 6), (3.0, 1)])
 def test_nobody_is_held_longer_than_the_prefills_of_all_others_take(seconds, pending):
     rows = [running(2000, pending=pending, max_running=9999), *[running(2000)] * 3]
     bound = max(3 * 3, pending - 1) * PREFILL
@@ -75,7 +74,7 @@ def test_nobody_is_held_longer_than_the_prefills_of_all_others_take(seconds, pen
     assert bound - seconds <= held <= bound + seconds
 
 
-@pytest.mark.parametrize(("waited", "bound"), [(0, 0.9), (1, 0.9), (60, 30)])
+@pytest.mark.parametrize(("waited", "bound"), [(1, 0.9), (60, 30)])
 def test_who_waits_for_prompts_before_it_is_held_for_a_share_of_that(waited, bound):
     """A third of its whole time, as soon as that is more."""
     policy = AlwaysHolds()
@@ -91,12 +90,11 @@ def test_who_waits_for_prompts_before_it_is_held_for_a_share_of_that(waited, bou
     assert found == pytest.approx(bound, abs=2 * STEP)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
-def test_a_step_with_a_budget_counts_by_what_it_withholds(share):
+def test_a_step_with_a_budget_counts_by_what_it_withholds():
     rows = [running(400, pending=n) for n in (1, 0, 0, 0)]
     policy = AlwaysHolds()
-    policy.decide = lambda _: Decision(True, int(share * (MAX_TOKENS - 400)), "always")
-    bound = 3 * 3 * PREFILL / (1 - share)
+    policy.decide = lambda _: Decision(True, (MAX_TOKENS - 400) // 4, "always")
+    bound = 3 * 3 * PREFILL / (1 - 1 / 4)
     assert seconds_held(measured(policy), rows) == pytest.approx(bound, abs=2 * STEP)
 
 
@@ -236,38 +234,30 @@ def test_costs_are_forgotten_once_times_prove_to_be_of_other_steps():
 
 
 times = st.sampled_from([0, 1, 40_000, 2_000_000, 10**11])
-counts = st.integers(0, 3)
 
 
 @st.composite
 def any_rows(draw, ranks):
     """Rows that upstream could and could not make: also of a rank that gets nothing."""
     time = draw(times)
-    rows = []
-    for _ in range(ranks):
-        run, pending = draw(counts), draw(counts)
-        rows.append(
-            IDLE._replace(
-                running=run,
-                decoding=draw(st.integers(0, run)),
-                waiting=draw(counts),
-                pending=pending,
-                pending_tokens=pending * draw(st.sampled_from([0, 1, 10**6])),
-                prefill_tokens=draw(st.sampled_from([0, 0, 1, 10**6])),
-                step_time_us=time,
-                max_running=draw(st.sampled_from([0, 1, 32])),
-                max_tokens=draw(st.sampled_from([1, 8192])),
-                pending_age_us=draw(times),
-            )
+    return [
+        row._replace(
+            waiting=draw(st.integers(0, 3)),
+            pending_tokens=row.pending * draw(st.sampled_from([0, 1, 10**6])),
+            prefill_tokens=draw(st.sampled_from([0, 0, 1, 10**6])),
+            step_time_us=time,
+            max_running=draw(st.sampled_from([0, 1, 32])),
+            max_tokens=draw(st.sampled_from([1, 8192])),
+            pending_age_us=draw(times),
         )
-    return rows
+        for row in draw(st.lists(rows(), min_size=ranks, max_size=ranks))
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(max_examples=40)
 @given(data=st.data(), ranks=st.integers(1, 4))
-def test_no_rows_end_in_an_exception_or_in_what_is_no_number(name, data, ranks):
-    policy = create_policy(name)
+def test_no_rows_end_in_an_exception_or_in_what_is_no_number(data, ranks):
+    policy = create_policy("adaptive")
     for _ in range(data.draw(st.integers(1, 30))):
         decision = policy.decide(snapshot(data.draw(any_rows(ranks))))
         assert decision.admit or not decision.prefill_budget

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import IDLE, snapshot
 
@@ -96,22 +96,19 @@ def test_what_explains_less_than_a_third_of_the_errors_is_chance(seed):
     assert steps.steps_back == 1
 
 
-def test_prompts_make_no_step_shorter():
+@pytest.mark.parametrize(
+    "times",
+    [[(0, 0.2), (0, 0.2), (600, 0.04)], [(600, 0.64), (0, 0.0)]],
+    ids=["prompts make no step shorter", "a step without a time"],
+)
+def test_what_tells_nothing(times):
     steps = StepsInFlight(2)
-    for _ in range(60):
-        for tokens, seconds in ((0, 0.2), (0, 0.2), (600, 0.04)):
-            show(steps, [tokens, 0, 0, 0], seconds)
+    for tokens, seconds in times * 60:
+        show(steps, [tokens, 0, 0, 0], seconds)
     assert steps.steps_back == 1
 
 
-def test_a_step_without_a_time_tells_nothing():
-    steps = StepsInFlight(2)
-    for _ in range(100):
-        show(steps, [600, 0, 0, 0], 0.64)
-        show(steps, [0] * RANKS, 0.0)
-    assert steps.steps_back == 1
-
-
+@settings(max_examples=30)
 @given(
     st.integers(0, 999), st.integers(2, 4), st.sampled_from(["noise", "pauses", "busy"])
 )

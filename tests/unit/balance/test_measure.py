@@ -2,6 +2,7 @@
 
 from vllm_balance.core.measure import RowMaker
 from vllm_balance.core.pending import Pending
+from vllm_balance.core.policies.rows import Row
 
 NOBODY = Pending({}, 0)
 
@@ -17,23 +18,8 @@ def test_a_row_says_what_was_counted():
     rows.end_step(1.25, prefilled=80, attended=1000)
     pending = Pending({"a": 30, "b": 12}, 500)
     found = row(rows, 1.25, pending, wave=3, step=4, ended=1, ticket=9)
-    assert found._asdict() == {
-        "wave": 3,
-        "step": 4,
-        "running": 5,
-        "decoding": 3,
-        "ended": 1,
-        "waiting": 2,
-        "pending": 2,
-        "pending_tokens": 42,
-        "prefill_tokens": 80,
-        "step_time_us": 250_000,
-        "pending_age_us": 0,
-        "pending_attended": 500,
-        "prefill_attended": 1000,
-        "ticket": 9,
-        "in_time_age_us": 0,
-    }
+    queues, work, ages = (5, 3, 1, 2), (2, 42, 80, 250_000), (0, 500, 1000, 9, 0)
+    assert found == Row(3, 4, *queues, *work, *ages)
 
 
 def test_the_oldest_request_counts_whose_first_token_is_not_late_yet():

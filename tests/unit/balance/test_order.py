@@ -41,18 +41,11 @@ def test_short_prompts_pass_long_ones_and_equal_ones_do_not():
     assert queue == ["last", "short", "middle", "long", "other"]
 
 
-def test_who_is_not_pending_is_neither_moved_nor_passed():
-    order = ShortFirst()
-    queue = ["long", "blocked", "short"]
+def test_who_is_not_pending_or_any_more_is_neither_moved_nor_passed():
+    order, queue = ShortFirst(), ["long", "blocked", "short"]
     assert sorted_by(order, queue, {"long": 90, "short": 5}) == queue
-    assert sorted_by(order, queue, {"long": 90, "blocked": 50, "short": 5}) == [
-        "blocked",
-        "long",
-        "short",
-    ]
-
-
-def test_who_is_not_pending_any_more_is_not_passed_either():
+    all_pending = {"long": 90, "blocked": 50, "short": 5}
+    assert sorted_by(order, queue, all_pending) == ["blocked", "long", "short"]
     order = ShortFirst()
     sorted_by(order, ["long"], {"long": 90})
     assert sorted_by(order, ["long", "short"], {"short": 5}) == ["long", "short"]

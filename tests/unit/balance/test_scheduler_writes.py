@@ -24,15 +24,8 @@ NEVER = {"__setattr__", "__delattr__", "__setitem__", "__dict__", "sort"}
 """Nor is anybody else asked to `sort` a queue."""
 BY_NAME = {"setattr", "delattr", "vars"}
 MAKERS = {"Counter", "deque", "dict", "list", "set", "sha256", "sorted"}
-MADE = (
-    ast.List,
-    ast.Dict,
-    ast.Set,
-    ast.ListComp,
-    ast.DictComp,
-    ast.SetComp,
-    ast.Constant,
-)
+MADE = re.compile("(List|Dict|Set)(Comp)?|Constant")
+"""Names of expressions in `ast`."""
 
 
 def is_new(value):
@@ -42,7 +35,7 @@ def is_new(value):
     if isinstance(value, ast.Call):
         name = ast.unparse(value.func).rpartition(".")[2]
         return name in MAKERS or name.lstrip("_")[:1].isupper()
-    return isinstance(value, MADE)
+    return bool(MADE.fullmatch(type(value).__name__))
 
 
 def own(scope):
