@@ -49,6 +49,10 @@ def write(folder: Path, switchback: Switchback, about: Mapping[str, object]) -> 
         "answer_seconds": mean_latency(judged.answers),
         "limits": judged.limits._asdict(),
         "policies": policies,
+        "stretches": [
+            {"block": stretch.block, "policy": stretch.policy, **figures}
+            for stretch, figures in zip(judged.stretches, judged.figures, strict=True)
+        ],
         "carry_over": _ends(judged.carry_over()),
         "warnings": warnings(judged),
         "exchange_us": _exchange(switchback),

@@ -442,6 +442,8 @@ def test_a_report_has_what_the_stretches_say(tmp_path, capsys, monkeypatch, loop
     assert adaptive["ratios"][JUDGED]["high"] < 1
     assert adaptive["differs"]
     assert (document["ranks"], document["exchange_us"]) == (2, 1000.0)
+    shown = [s[JUDGED] for s in document["stretches"] if s["policy"] == "adaptive"]
+    assert adaptive["mean"][JUDGED] == pytest.approx(math.fsum(shown) / 6)
     page = (tmp_path / "report" / "report.md").read_text()
     said = capsys.readouterr().out
     verdict = "% earlier than with off (likely "
