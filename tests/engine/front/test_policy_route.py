@@ -25,7 +25,7 @@ from vllm_server import REQUEST_S, Server, direct
 KEY = "BALANCE_OPERATOR_KEY"
 SECRET = {KEY: "only operators know"}
 RANKS = 2
-OPTIONS = ("-dp", f"{RANKS}", *CAP)
+OPTIONS = ("-dp", f"{RANKS}", "--enable-expert-parallel", *CAP)
 ROUND = ("off", "align", "adaptive", "cap")
 SWITCHED = r"balance: policy \w+ instead of \w+, from step \d+ of wave \d+ on"
 """What each rank says of it once, with the same step."""
@@ -50,7 +50,8 @@ def decided(server, name):
 @pytest.fixture(scope="module")
 def server(moe_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("switched")
-    with Server(folder, moe_model, *OPTIONS, environment=SECRET, forked=True) as found:
+    # Not forked: whether there is a key is looked at on import.
+    with Server(folder, moe_model, *OPTIONS, environment=SECRET) as found:
         yield found
 
 
