@@ -11,8 +11,13 @@ BACKENDS = ("xgrammar", "guidance", "outlines")
 
 
 def constrained(config, **constraint):
+    constraint = StructuredOutputsParams(**constraint)
+    return verified(config, structured_outputs=constraint)
+
+
+def verified(config, **sampling):
     """Params as a front-end has checked them."""
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+    params = SamplingParams(**sampling)
     params.verify(
         config.model_config,
         None,
@@ -26,17 +31,11 @@ def compiled(scheduler, config, **constraint):
     """The grammar of a request that the scheduler gets."""
     request = make_request("r", 4, 4)
     request.sampling_params = constrained(config, **constraint)
-    request.structured_output_request = type(
-        request.structured_output_request or structured(request.sampling_params)
-    ).from_sampling_params(request.sampling_params)
+    made = StructuredOutputRequest.from_sampling_params(request.sampling_params)
+    request.structured_output_request = made
     manager = scheduler.structured_output_manager
     manager.grammar_init(request)
-    return request, request.structured_output_request._grammar.result(60)
-
-
-def structured(params):
-
-    return StructuredOutputRequest(params=params.structured_outputs)
+    return request, made._grammar.result(60)
 
 
 def with_backend(model, backend, **arguments):

@@ -1,4 +1,4 @@
-"""Schedulers for `--scheduler-cls` that write down what they do."""
+"""A scheduler for `--scheduler-cls` that writes down what it does."""
 
 import json
 import os
@@ -8,11 +8,8 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-REFUSED = "[ab]d"
-"""A grammar that the compiler of `Refusing` does not take, though any other does."""
-
 FOLDER = "HOSTILE_FOLDER"
-"""The variable with the folder of what they write."""
+"""The variable with the folder of what it writes."""
 
 
 class Recorded(AsyncScheduler):
@@ -44,19 +41,3 @@ class Recorded(AsyncScheduler):
     def add_request(self, request: Any) -> None:
         self.counts["requests"] += 1
         super().add_request(request)
-
-
-class Refusing(AsyncScheduler):
-    """Its compiler refuses a grammar that the front-end has accepted."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        manager = self.structured_output_manager
-        create = manager._create_grammar
-
-        def refuse(request: Any) -> Any:
-            if REFUSED in str(request.structured_output_request.structured_output_key):
-                raise ValueError("refused")
-            return create(request)
-
-        manager._create_grammar = refuse

@@ -54,8 +54,11 @@ REFUSED = [
     ({"prompt": [[5]] * 4, "max_tokens": 1}, PROMPTS),
     # GHSA-wpww-v874-ph2p
     ({"cache_salt": "s" * 9}, SALT),
+    # GHSA-v5gm-qgmv-gc6c: the tiny model has no such token
+    ({"stop_token_ids": [1000], "min_tokens": 2}, "stop_token_ids"),
+    ({"allowed_token_ids": [1000]}, "allowed_token_ids"),
 ]
-"""What passes a limit, and what the refusal names."""
+"""What passes a limit, or is not there, and what the refusal names."""
 COUNTED = {"type": "array", "items": {"type": "integer"}}
 TAKEN = [
     REGEX,
@@ -132,6 +135,16 @@ def test_no_request_says_how_media_are_read(server, path, prompt, name):
     assert answer.status_code == 400, answer.text
     assert name in answer.json()["error"]["message"]
     assert server.post(path, body).status_code == 200
+
+
+def test_a_rank_and_a_size_that_there_are_not_are_refused(server):
+    before = server.metric("vllm:generation_tokens_total")
+    for rank in (-1, 2):
+        assert server.ask(rank, **GOOD).status_code == 400
+    answer = server.post("/scale_elastic_ep", {})
+    assert answer.status_code == 400, answer.text
+    assert "this server cannot be resized" in answer.text
+    assert server.metric("vllm:generation_tokens_total") == before
 
 
 @pytest.mark.parametrize("number", range(len(TAKEN)))

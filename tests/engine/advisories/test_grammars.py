@@ -5,6 +5,7 @@ Everything here is harmless to a compiler: a limit is lowered, or a compiler is 
 
 import asyncio
 import contextlib
+import copy
 import json
 import signal
 import sys
@@ -114,10 +115,15 @@ def test_a_compiler_that_takes_too_long_is_given_up(moe_model, monkeypatch):
     assert not isinstance(grammar, FailedGrammar), "what is late holds one thread only"
 
 
+@pytest.fixture(scope="module")
+def made(moe_model):
+    return InputProcessor(with_backend(moe_model, "auto"))
+
+
 @pytest.fixture
-def processor(moe_model, monkeypatch):
+def processor(made, monkeypatch):
     monkeypatch.setattr(grammars, "WAIT_SECONDS", 500)  # of a busy machine
-    processor = InputProcessor(with_backend(moe_model, "auto"))
+    processor = copy.copy(made)
     yield processor
     trial = getattr(processor, "balance_trial", None)
     if trial is not None and trial.process.poll() is None:
@@ -144,22 +150,12 @@ def checked(processor, **constraint):
     return params.structured_outputs
 
 
-def test_what_a_trial_does_not_survive_is_refused(processor, monkeypatch):
-    """GHSA-rwxx-mrjm-wc2m: the next one has a trial of its own."""
-    with monkeypatch.context() as stopped:
-        stopped.setattr(grammars, "_PROGRAM", program(f"{BEGINS}; {GETS_ONE}"))
-        with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
-            checked(processor, json=LONG)
-    processor.balance_trial.process.wait(60)
-    assert grammars.was_checked(checked(processor, json=LONG))
-
-
 def test_what_cannot_be_tried_is_checked_as_by_upstream(processor, monkeypatch):
     monkeypatch.setattr(grammars, "_PROGRAM", program(""))
     assert not grammars.was_checked(checked(processor, json=LONG))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines"])  # of which it compiles
 def test_a_trial_says_what_upstream_does(moe_model, backend):
     processor = InputProcessor(with_backend(moe_model, backend))
     trial = grammars._Trial(processor)
@@ -205,32 +201,60 @@ trial.main()
 """A trial in which it is a compiler that is slow, or large."""
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """The process of `slowed`, which takes long to begin."""
+    kept = {}
+    yield kept
+    kept["control"].close()
+    assert kept["process"].wait(300) == 0
+
+
 @pytest.fixture
-def slowed(processor, monkeypatch):
+def slowed(made, kept, monkeypatch):
+    """A processor with a trial of which that is so."""
+    monkeypatch.setattr(grammars, "WAIT_SECONDS", 500)
     monkeypatch.setattr(grammars, "_PROGRAM", program(COMPILES))
     monkeypatch.setattr(grammars, "TRIAL_BYTES", 1 << 28)
-    processor.balance_trial = grammars._Trial(processor)
-    return processor.balance_trial
+    processor = copy.copy(made)
+    trial = processor.balance_trial = grammars._Trial(processor)
+    vars(trial).update(kept)
+    yield processor
+    kept.update(process=trial.process, control=trial.control)
+
+
+def test_what_a_trial_does_not_survive_is_refused(slowed, monkeypatch):
+    """GHSA-rwxx-mrjm-wc2m: the next one has a trial of its own."""
+    trial = slowed.balance_trial
+    trial.process = None
+    with monkeypatch.context() as stopped:
+        stopped.setattr(grammars, "_PROGRAM", program(f"{BEGINS}; {GETS_ONE}"))
+        with pytest.raises(ValueError, match=r"30 s.*GRAMMAR_COMPILATION_TIMEOUT_S"):
+            checked(slowed, json=LONG)
+    trial.process.wait(60)
+    assert grammars.was_checked(checked(slowed, json=LONG))
 
 
 def test_a_trial_has_limited_time_and_memory(slowed):
-    assert asked(slowed, regex="time=0") is not None
-    first = slowed.process
-    assert asked(slowed, regex="size=1000") is not None
-    assert asked(slowed, regex="size=1000000000") is None
-    assert asked(slowed, 1, regex="time=600") is None
-    assert asked(slowed, regex="time=0") is not None
-    assert slowed.process is first, "the next one need not wait for a new process"
+    trial = slowed.balance_trial
+    assert asked(trial, regex="time=0") is not None
+    first = trial.process
+    assert asked(trial, regex="size=1000") is not None
+    assert asked(trial, regex="size=1000000000") is None
+    assert asked(trial, 1, regex="time=600") is None
+    assert asked(trial, regex="time=0") is not None
+    assert trial.process is first, "the next one need not wait for a new process"
 
 
 def test_a_trial_ends_with_who_asked(slowed, tmp_path):
     """And makes room for the next, which else would wait for what nobody wants."""
     files = [tmp_path / str(i) for i in range(2 * grammars.TRIALS)]
+    assert asked(slowed.balance_trial, regex="time=0") is not None
 
     async def hang_up():
         for file in files:
             constraint = StructuredOutputsParams(regex=f"file={file}")
-            asking = asyncio.create_task(slowed.ask(constraint, 90))
+            asking = asyncio.create_task(slowed.balance_trial.ask(constraint, 90))
             while not file.exists() or not file.read_text():
                 await asyncio.sleep(0.01)
             asking.cancel()
@@ -241,34 +265,37 @@ def test_a_trial_ends_with_who_asked(slowed, tmp_path):
             psutil.Process(int(file.read_text())).wait(30)
 
 
-def test_who_waits_too_long_for_others_is_told_so(slowed, processor, monkeypatch):
-    assert asked(slowed, regex="time=0") is not None
+def test_who_waits_too_long_for_others_is_told_so(slowed, monkeypatch):
+    trial = slowed.balance_trial
+    assert asked(trial, regex="time=0") is not None
     monkeypatch.setattr(grammars, "WAIT_SECONDS", 1)
     monkeypatch.setattr(grammars, "MOST_SECONDS", 1)
 
     async def ask_beside_others():
         slow = StructuredOutputsParams(regex="time=90")
         others = [
-            asyncio.create_task(slowed.ask(slow, 90)) for _ in range(grammars.TRIALS)
+            asyncio.create_task(trial.ask(slow, 90)) for _ in range(grammars.TRIALS)
         ]
         await asyncio.sleep(0)
         params = SamplingParams(structured_outputs=StructuredOutputsParams(json=LONG))
         with pytest.raises(ValueError, match="within 2 s"):
-            await grammars.check_beside(processor, params)
+            await grammars.check_beside(slowed, params)
         for other in others:
             other.cancel()
 
     asyncio.run(ask_beside_others())
 
 
-def test_who_asks_and_goes_all_the_time_passes_no_check(slowed, processor):
-    assert asked(slowed, regex="time=0") is not None
-    slowed.process.send_signal(signal.SIGSTOP)
+def test_who_asks_and_goes_all_the_time_passes_no_check(slowed):
+    """And a process that was killed begins anew."""
+    trial = slowed.balance_trial
+    assert asked(trial, regex="time=0") is not None
+    trial.process.send_signal(signal.SIGSTOP)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(json=LONG))
 
     async def ask_and_go():
         for _ in range(5_000):
-            asking = asyncio.create_task(grammars.check_beside(processor, params))
+            asking = asyncio.create_task(grammars.check_beside(slowed, params))
             for _ in range(5):
                 await asyncio.sleep(0)
             if asking.done():
@@ -280,8 +307,9 @@ def test_who_asks_and_goes_all_the_time_passes_no_check(slowed, processor):
         with pytest.raises(ValueError, match="too many large structured_outputs"):
             asyncio.run(ask_and_go())
     finally:
-        slowed.process.kill()
-        slowed.process.wait(60)
+        trial.process.kill()
+        trial.process.wait(60)
+    assert asked(trial, regex="time=0") is not None
 
 
 def test_a_trial_that_does_not_begin_is_given_up(processor, monkeypatch):
@@ -294,29 +322,23 @@ def test_a_trial_that_does_not_begin_is_given_up(processor, monkeypatch):
     assert processor.balance_trial.process.wait(30) < 0
 
 
-def test_a_trial_that_was_killed_begins_anew(slowed):
-    for _ in range(2):
-        assert asked(slowed, regex="time=0") is not None
-        slowed.process.kill()
-        slowed.process.wait(60)
-
-
-@pytest.mark.parametrize(
-    "constraint", [{"choice": WORDS}, {"json": {"type": "string", "pattern": "a{2}"}}]
-)
 def test_what_may_be_large_is_checked_once_and_beside_the_event_loop(
-    processor, monkeypatch, constraint
+    processor, monkeypatch
 ):
-    with monkeypatch.context() as here:
-        here.setattr(SamplingParams, "verify", None)
-        found = checked(processor, **constraint)
-        here.setattr(client_checks, "_levels", None)
-        again = SamplingParams(structured_outputs=found)
-        client_checks.check_client(again, processor.model_config)
-    assert grammars.was_checked(found)
-    assert found._backend == "xgrammar"
-    if "choice" in constraint:
-        assert found.grammar.startswith("root ::= ")
+    for constraint in (
+        {"choice": WORDS},
+        {"json": {"type": "string", "pattern": "a{2}"}},
+    ):
+        with monkeypatch.context() as here:
+            here.setattr(SamplingParams, "verify", None)
+            found = checked(processor, **constraint)
+            here.setattr(client_checks, "_levels", None)
+            again = SamplingParams(structured_outputs=found)
+            client_checks.check_client(again, processor.model_config)
+        assert grammars.was_checked(found)
+        assert found._backend == "xgrammar"
+        if "choice" in constraint:
+            assert found.grammar.startswith("root ::= ")
 
 
 def test_what_is_small_is_checked_by_upstream(processor):

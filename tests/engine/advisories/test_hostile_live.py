@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 DEVICE = {"t0": 0.02, "a": 0.0005, "b": 0.0002, "c": 0.01}
 
 
-def options(scheduler="Recorded", **device):
+def options(**device):
     """Two ranks that compute nothing and schedule asynchronously."""
     emulated = {"emulated_device": DEVICE | device}
     return (
@@ -41,7 +41,7 @@ def options(scheduler="Recorded", **device):
         "1024",
         "--no-enable-prefix-caching",
         "--scheduler-cls",
-        f"hostile_scheduler.{scheduler}",
+        "hostile_scheduler.Recorded",
         "--additional-config",
         json.dumps(emulated),
     )

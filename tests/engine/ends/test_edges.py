@@ -6,18 +6,14 @@ With balance off, too: then nothing of ours may be noticed.
 import asyncio
 import gc
 import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
-import requests
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.fixes import server_end
@@ -27,7 +23,7 @@ from vllm.v1.core.sched.balance.rank import watch
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vllm_server import START_S, ServeProcess, Server, direct, free_port
+from vllm_server import START_S, STOP_S, ServeProcess, Server, free_port, is_alive
 
 STRANGE = 99_999
 """An id that ends an answer and for which the model has no token."""
@@ -116,7 +112,7 @@ def test_a_full_disk_of_the_status_file_ends_no_watch(monkeypatch):
 
 def test_a_front_end_keeps_no_images():
     hasher, kept = PromptHasher(16), []
-    for number in range(1000):
+    for number in range(3 * PROMPTS_KNOWN):
         pixels = torch.zeros(8)
         image = MultiModalFeatureSpec(
             data=None,
@@ -145,49 +141,64 @@ def test_a_front_end_keeps_no_images():
     assert len(hasher._known) == PROMPTS_KNOWN
 
 
-_WRAPPER = """
-import multiprocessing, os, sys
+class Program(Server):
+    """One that a program starts in a way of its own."""
 
-def serve(port, *arguments):
-    sys.argv = ["vllm", "serve", *arguments, "--port", port]
-    from vllm.entrypoints.cli.main import main
-    main()
+    def __init__(self, folder, text, model, *options):
+        small = ("--max-model-len", "64", "--enforce-eager")
+        super().__init__(folder, model, *small, *options)
+        (folder / "program.py").write_text(text)
+        arguments = self._command[self._command.index("serve") + 1 :]
+        self._command = [sys.executable, "program.py", *arguments]
+
+
+_DAEMON = """
+import multiprocessing, os, signal, sys
 
 def daemon(*arguments):
     if os.fork() == 0:
-        serve(*arguments)
+        with open("pid", "w") as file:
+            print(os.getpid(), file=file)
+        sys.argv = ["vllm", "serve", *arguments]
+        from vllm.entrypoints.cli.main import main
+        main()
 
 if __name__ == "__main__":
-    first, second, *arguments = sys.argv[1:]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm.entrypoints.cli.main"])
-    children = [
-        context.Process(target=serve, args=(first, *arguments)),
-        context.Process(target=daemon, args=(second, *arguments)),
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
+    child = context.Process(target=daemon, args=sys.argv[1:])
+    child.start()
+    child.join()
+    signal.pause()
 """
 
 
-def test_a_server_may_be_started_by_a_fork_server_or_by_a_daemon(dense_model, tmp_path):
-    """Neither is the child of the process that `multiprocessing` says it is of."""
-    ports = [str(free_port()) for _ in range(2)]
-    with _running(_WRAPPER, tmp_path, *ports, str(dense_model)) as (wrapper, log):
-        _wait_for(wrapper, ports, log)
-        assert "Ending the server" not in log.read_text()
+def test_a_daemon_serves_until_it_is_killed_and_its_ranks_end_with_it(
+    dense_model, tmp_path
+):
+    """It is no child of the process that `multiprocessing` says it is of.
+
+    Its ranks are of a dense model, with balance off, so that no group would tell them.
+    """
+    with Program(tmp_path, _DAEMON, dense_model, "-dp", "2") as server:
+        time.sleep(4 * server_end._PERIOD_S)
+        assert "Ending the server" not in server.log.read_text()
+        first = psutil.Process(int((tmp_path / "pid").read_text()))
+        processes = [first, *first.children(recursive=True)]
+        assert len(processes) >= 3
+        first.kill()
+        _, left = psutil.wait_procs(processes, timeout=STOP_S)
+        assert not [each for each in left if is_alive(each.pid)]
 
 
 _PROGRAM = """
-import asyncio, sys
+import asyncio
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 async def main():
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    arguments.model = arguments.model_tag
     await run_server(arguments)
     await asyncio.sleep(5)
     print("all put away", flush=True)
@@ -197,113 +208,47 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "end", ["the program", pytest.param("the engine", marks=pytest.mark.slow)]
+    "end", [pytest.param("the program", marks=pytest.mark.ci), "the engine"]
 )
 def test_a_program_with_a_server_in_its_own_loop_goes_on_when_that_ends(
     end, dense_model, tmp_path
 ):
-    port = str(free_port())
-    arguments = ("--model", str(dense_model), "--port", port)
-    with _running(_PROGRAM, tmp_path, *arguments) as (program, log):
-        _wait_for(program, [port], log)
+    with Program(tmp_path, _PROGRAM, dense_model) as server:
         if end == "the program":
-            program.terminate()
+            server._process.terminate()
         else:
-            for child in psutil.Process(program.pid).children():
+            for child in psutil.Process(server._process.pid).children():
                 child.kill()
-        assert program.wait(START_S) == 0, log.read_text()
-        assert "all put away" in log.read_text()
+        assert server.wait(START_S) == 0
+        assert "all put away" in server.log.read_text()
 
 
-@contextmanager
-def _running(program, folder, *arguments):
-    """A program that serves, and its log; in the end nothing of it is left."""
-    (folder / "program.py").write_text(program)
-    options = ("--host", "127.0.0.1", "--max-model-len", "64", "--enforce-eager")
-    log = folder / "log"
-    with log.open("wb") as written:
-        started = subprocess.Popen(
-            [sys.executable, "program.py", *arguments, *options],
-            cwd=folder,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield started, log
-    finally:
-        _end_group(started)
+TIMEOUT_S = 8
 
 
-def _wait_for(program, ports, log):
-    """Until all ports answer."""
-    waiting, deadline = set(ports), time.monotonic() + START_S
-    while waiting and time.monotonic() < deadline and program.poll() is None:
-        for port in [*waiting]:
-            with suppress(requests.RequestException):
-                if direct("GET", f"http://127.0.0.1:{port}/health", timeout=5).ok:
-                    waiting.remove(port)
-        time.sleep(0.5)
-    assert not waiting, log.read_text()
-
-
-def _end_group(first):
-    group = [each for each in psutil.process_iter() if _group_of(each.pid) == first.pid]
-    for each in group:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    psutil.wait_procs(group, timeout=60)
-    first.wait()
-
-
-def _group_of(pid):
-    with suppress(ProcessLookupError):
-        return os.getpgid(pid)
-
-
-TIMEOUT_S = 20
-
-
-@pytest.mark.parametrize(
-    ("policy", "end"),
-    [("adaptive", psutil.Process.kill), ("off", psutil.Process.suspend)],
-    ids=["killed", "silent"],
-)
-def test_a_front_end_without_ranks_ends_with_a_host_of_ranks(
-    moe_model, tmp_path, policy, end
-):
+def test_a_front_end_without_ranks_ends_with_a_host_of_ranks(moe_model, tmp_path):
     """Nobody else is left there to notice; what restarts processes starts it again.
 
     Who is suspended answers as little as a host that is cut off.
     """
-    rpc_port = free_port()
-    common = (
-        "--data-parallel-size",
-        "2",
-        "--data-parallel-address",
-        "127.0.0.1",
-        "--data-parallel-rpc-port",
-        str(rpc_port),
-        "--max-model-len",
-        "256",
-        "--data-parallel-balance",
-        policy,
-    )
+    common = ("-dp", "2", "--data-parallel-address", "127.0.0.1")
+    common += ("--data-parallel-rpc-port", str(free_port()), "--max-model-len", "256")
     environment = {
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(TIMEOUT_S),
     }
+    headless = ("--headless", "--data-parallel-size-local", "2")
     host = ServeProcess(
         tmp_path,
         "host",
         moe_model,
         *common,
-        "--headless",
-        "--data-parallel-size-local",
-        "2",
+        *headless,
         environment=environment,
+        forked=True,
     )
     host.start()
     server = Server(
@@ -312,19 +257,15 @@ def test_a_front_end_without_ranks_ends_with_a_host_of_ranks(
         *common,
         "--data-parallel-size-local",
         "0",
-        "--api-server-count",
-        "2" if policy == "off" else "1",
         environment=environment,
+        forked=True,
     )
     server.__enter__()
     try:
         assert server.ask(0, prompt=[5, 6], max_tokens=2).ok
-        processes = host.processes()
-        for process in processes:  # or one could still say that another has ended
+        for process in host.processes():
             process.suspend()
-        for process in processes:
-            end(process)
-        assert server.wait(3 * TIMEOUT_S) == 1
+        assert server.wait(STOP_S) == 1
         assert "of the engines, all on other hosts" in server.log.read_text()
     except BaseException:
         server.print_log_tail()

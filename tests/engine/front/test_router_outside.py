@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 import requests
 
 from hostile_clients import rank_pids
@@ -67,6 +68,8 @@ def doctor(pid):
     return {line["what"]: line for line in json.loads(done.stdout)["lines"]}
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_each_port_is_a_rank_and_they_are_balanced(moe_model, moe_samples, tmp_path):
     """Served, measured and looked at; then a rank is killed, and nothing is left."""
     with ranks(tmp_path, moe_model) as servers, router(tmp_path, servers) as front:

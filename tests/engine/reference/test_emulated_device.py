@@ -4,7 +4,6 @@ import json
 import random
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,72 +11,39 @@ from vllm_balance.reference import emulated_config
 from vllm_balance.reference.emulated_device import EmulatedDevice
 from vllm_server import Server
 
-RANKS = 2
-DEVICE = {"t0": 0.05, "a": 0.002, "b": 0.0005, "c": 0.04}
-OPTIONS = [
-    "--data-parallel-size",
-    str(RANKS),
-    "--max-num-seqs",
-    "4",
-    "--max-num-batched-tokens",
-    "256",
-    "--max-model-len",
-    "1024",
-    "--enforce-eager",
-    "--no-enable-prefix-caching",
-    "--seed",
-    "0",
-]
-
-
-def device(**options: Any) -> list[str]:
-    return ["--additional-config", json.dumps({"emulated_device": DEVICE | options})]
-
-
-def prompts(count: int) -> list[list[int]]:
-    rng = random.Random(0)
-    return [
-        [rng.randrange(3, 200) for _ in range(rng.randrange(5, 500))]
-        for _ in range(count)
-    ]
-
-
-def test_a_small_cache_preempts(tmp_path, moe_model):
-    # Asynchronous scheduling, and a cache of fewer blocks than the batch needs.
-    options = [
-        *OPTIONS,
-        "--async-scheduling",
-        "--block-size",
-        "16",
-        "--num-gpu-blocks-override",
-        "66",
-    ]
-    quick = device(t0=0.001, a=0.0, b=0.0, c=0.0)
-    with Server(tmp_path, moe_model, *options, *quick, forked=True) as server:
-        asked = prompts(24)
-        first = server.complete(asked, 100, concurrency=24, ignore_eos=False)
-        again = server.complete(asked, 100, concurrency=3, ignore_eos=False)
-        assert first == again
-        assert {len(tokens) for tokens in first} == {100}
-        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
+DEVICE = {"t0": 0.02, "a": 0.0, "b": 0.0005, "c": 0.0}
+OPTIONS = (
+    *("-dp", "2", "--async-scheduling", "--data-parallel-balance", "adaptive"),
+    *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
+    *("--max-model-len", "1024", "--no-enable-prefix-caching"),
+    # Fewer blocks than a batch needs.
+    *("--block-size", "16", "--num-gpu-blocks-override", "66"),
+)
 
 
 @pytest.mark.parametrize("launch", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
 def test_costs_are_learned_where_launches_block(tmp_path, moe_model, launch):
-    """Taken for those of the step before, prompts would seem to take no time."""
-    options = [*OPTIONS, "--async-scheduling", "--data-parallel-balance", "adaptive"]
-    blocks = device(t0=0.02, a=0.0, b=0.001, c=0.0, launch=launch)
+    """Taken for those of the step before, prompts would seem to take no time.
+
+    Answers are beginnings of one text, also of what is preempted.
+    """
+    device = json.dumps({"emulated_device": DEVICE | {"launch": launch}})
+    options = (*OPTIONS, "--additional-config", device)
     rng = random.Random(2)
-    lengths = [rng.randrange(5, 40) for _ in range(80)]
-    with Server(tmp_path, moe_model, *options, *blocks) as server:
-        server.complete(prompts(80), lengths, concurrency=8)
+    prompts = [[3 + i] * rng.randrange(5, 500) for i in range(60)]
+    lengths = [rng.randrange(5, 40) for _ in prompts]
+    with Server(tmp_path, moe_model, *options, forked=True) as server:
+        answers = server.complete(prompts, lengths, 8, ignore_eos=False)
         cost = {
             part: server.metric("vllm:dp_balance_step_cost_seconds", part=part)[0]
             for part in ("decode", "own", "shared", "padding")
         }
+        assert sum(server.metric("vllm:num_preemptions_total").values()) > 0
     print(cost)
+    longest = max(answers, key=len)
+    assert answers == [longest[:length] for length in lengths]
     assert 0.75 * 0.02 < cost["decode"] < 0.2
-    assert cost["own"] + cost["shared"] + cost["padding"] > 0.75 * 256 * 0.001
+    assert cost["own"] + cost["shared"] + cost["padding"] > 0.75 * 256 * 0.0005
 
 
 def test_dummy_steps_are_one_step_ahead_at_most():

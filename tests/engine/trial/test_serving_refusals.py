@@ -1,37 +1,26 @@
-"""Real servers refuse what balance scheduling cannot do, with a sentence each."""
+"""Servers refuse what balance scheduling cannot do, with a sentence each."""
 
 import re
-from contextlib import ExitStack
+from types import SimpleNamespace
 
+import pytest
+from vllm.v1.core.sched.balance.rank.start import start_balance_gate
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from schedulers import engine_config, make_scheduler
 from vllm_server import START_S, ServeProcess, free_port
 
 
-def refusal(*hosts):
-    """The log of the first of these hosts, which ends by itself."""
-    with ExitStack() as stack:
-        for host in hosts:
-            host.start()
-            stack.callback(host.kill)
-        hosts[0].wait(START_S)
-    return hosts[0].log.read_text()
-
-
+@pytest.mark.slow
+@pytest.mark.ci
 def test_ranks_that_would_decide_differently_are_refused_at_the_start(
     moe_model, tmp_path
 ):
     """Two hosts with the same wheel, but for one line that somebody changed on one."""
-    common = (
-        "--data-parallel-size",
-        "2",
-        "--data-parallel-balance",
-        "adaptive",
-        "--data-parallel-size-local",
-        "1",
-        "--data-parallel-address",
-        "127.0.0.1",
-        "--data-parallel-rpc-port",
-        str(free_port()),
-    )
+    common = ("-dp", "2", "--data-parallel-size-local", "1")
+    common += ("--data-parallel-balance", "adaptive")
+    common += ("--data-parallel-address", "127.0.0.1")
+    common += ("--data-parallel-rpc-port", str(free_port()))
     headless = ("--headless", "--data-parallel-start-rank", "1")
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib\n"
@@ -41,30 +30,31 @@ def test_ranks_that_would_decide_differently_are_refused_at_the_start(
     )
     changed = {"PYTHONPATH": str(tmp_path)}
     port = ("--port", str(free_port()))
+    first = ServeProcess(tmp_path, "first", moe_model, *common, *port, forked=True)
     second = ServeProcess(
         tmp_path, "second", moe_model, *common, *headless, environment=changed
     )
-    log = refusal(ServeProcess(tmp_path, "first", moe_model, *common, *port), second)
-    log += second.log.read_text()
+    first.start()
+    second.start()
+    try:
+        first.wait(START_S)
+    finally:
+        first.kill()
+        second.kill()
+    log = first.log.read_text() + second.log.read_text()
     assert re.search(r"rank (\d) has [^(]+\(balance code [^)]+\), rank (?!\1)", log)
 
 
-def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model, tmp_path):
+def test_a_scheduler_that_copies_is_refused_at_the_start(moe_model):
     """What else cannot work is refused in `test_options.py`."""
-    (tmp_path / "copying_scheduler.py").write_text(
-        "from vllm.v1.core.sched.scheduler import Scheduler\n"
-        "class CopyingScheduler(Scheduler):\n"
-        "    def schedule(self):\n"
-        "        raise AssertionError('never reached')\n"
+
+    class Copying(Scheduler):
+        def schedule(self):
+            """Asks no gate."""
+
+    config = engine_config(moe_model, data_parallel_size=2, data_parallel_balance="cap")
+    core = SimpleNamespace(
+        scheduler=make_scheduler(config, Copying), vllm_config=config
     )
-    options = ("-dp", "2", "--data-parallel-balance", "cap")
-    copying = ("--scheduler-cls", "copying_scheduler.CopyingScheduler")
-    server = ServeProcess(
-        tmp_path,
-        "refused",
-        moe_model,
-        *options,
-        *copying,
-        environment={"PYTHONPATH": str(tmp_path)},
-    )
-    assert "CopyingScheduler has a schedule() of its own" in refusal(server)
+    with pytest.raises(ValueError, match=r"Copying has a schedule\(\) of its own"):
+        start_balance_gate(core)

@@ -46,11 +46,7 @@ def shared(scenario):
 DRAFTS = (0.85, 0.65)
 WORLDS = {
     "closed loop": (PLAIN, "adaptive"),
-    "open loop": (world(PLAIN, traffic=OPEN), "adaptive"),
     "asynchronous": (world(PLAIN, async_scheduling=True), "adaptive"),
-    "cap": (PLAIN, "cap"),
-    "align": (PLAIN, "align"),
-    "full cache": (FULL, "adaptive"),
     "full cache, asynchronous": (world(FULL, async_scheduling=True), "align"),
     "drafts": (world(PLAIN, DRAFTS), "adaptive"),
     "drafts, full cache": (world(FULL, DRAFTS, async_scheduling=True), "cap"),
