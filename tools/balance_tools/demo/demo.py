@@ -28,8 +28,13 @@ from balance_tools.wheel.build import build_wheel
 from vllm_balance.cores import usable_cores
 
 POLICIES = ("off", "adaptive")
-MINUTES, PROMPTS = 6.0, 256
-"""The longest trial, and requests of the load, which are sent again when all were."""
+MINUTES, PROMPTS = 6.0, 64
+"""The longest trial, and requests of the load, which are sent again when all were.
+
+In each answer the best next token is ahead of the second by 6e-4 in log-probability or
+more. Of 256 requests one has a lead of 1e-6, so that its answer depends on how sums are
+rounded, and that on what else is in the step, also with plain vLLM.
+"""
 BUSY = 0.5
 """A load average above this at the start means that other programs run."""
 
@@ -75,7 +80,7 @@ def compare(folder: Path) -> str:
     if several := [request for request, hashes in digests.items() if len(hashes) > 1]:
         raise ToolError(
             f"{path}: expected one answer to each request, found several to {several}; "
-            "this is a defect of the series"
+            "no rounding explains that, so that it is a defect of the series"
         )
     repeats = len(answers) - len(digests)
     return f"{repeats} requests were sent again, and had the same answers as before."
