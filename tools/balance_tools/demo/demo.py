@@ -31,7 +31,7 @@ POLICIES = ("off", "adaptive")
 MINUTES, PROMPTS = 6.0, 64
 """The longest trial, and requests of the load, which are sent again when all were.
 
-In each answer the best next token is ahead of the second by 6e-4 in log-probability or
+In each answer the best next token is ahead of the second by 3e-4 in log-probability or
 more. Of 256 requests one has a lead of 1e-6, so that its answer depends on how sums are
 rounded, and that on what else is in the step, also with plain vLLM.
 """
