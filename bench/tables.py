@@ -77,7 +77,9 @@ def lead(cell: Cell) -> float:
     return 1 - figure(cell, "adaptive") / figure(cell, best(cell))
 
 
-def mean_ratio(cells: Iterable[Cell], policy: str, base: str, name=MEAN) -> float:
+def mean_ratio(
+    cells: Iterable[Cell], policy: str, base: str, name: str = MEAN
+) -> float:
     """Geometric mean of a figure of a policy over that of another."""
     return geometric(figure(c, policy, name) / figure(c, base, name) for c in cells)
 
@@ -358,25 +360,13 @@ def measured(results: Results) -> Iterator[tuple[str, Cell]]:
     """The cells of real ranks that were run, with the machine."""
     for result in real_results(results):
         for cell in result["cells"]:
-            if runs_of(cell):
+            if cell["blocks"]:
                 yield result["machine"], cell
 
 
-def runs_of(cell: Cell) -> str:
-    """The number of blocks of a cell of real ranks; empty if it was not run.
-
-    Older cells have rounds instead, of a run of each policy.
-    """
-    for name in ("block", "round"):
-        if count := cell.get(f"{name}s"):
-            return f"{count} {name}{'s' * (count > 1)}"
-    return ""
-
-
 def mean_of(cell: Cell, policy: str, name: str) -> float:
-    """A figure of real ranks; older cells have one for each run."""
-    value = cell["policies"][policy][name]
-    return geometric(value) if isinstance(value, list) else float(value)
+    """A figure of real ranks."""
+    return float(cell["policies"][policy][name])
 
 
 def real_place(cell: Cell) -> str:

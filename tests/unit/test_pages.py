@@ -195,10 +195,10 @@ def test_the_readme_says_what_real_ranks_measured():
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in (ROOT / "bench" / "results").glob("real-*.json")
     }
-    cells = [cell["policies"] for _, cell in tables.measured(results)]
-    latency = [cell["adaptive"]["ratio"][0] for cell in cells]
+    cells = [cell for _, cell in tables.measured(results)]
+    latency = [cell["policies"]["adaptive"]["ratio"][0] for cell in cells]
     first = [
-        geometric_mean(map(truediv, *(cell[n]["median_ttft_ms"] for n in PAIR)))
+        truediv(*(tables.mean_of(cell, name, "median_ttft_ms") for name in PAIR))
         for cell in cells
     ]
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
