@@ -64,6 +64,17 @@ def test_on_one_host_a_scheduler_starts_no_thread_and_sends_no_row_early(config)
     assert {*threading.enumerate()} <= before
 
 
+def test_the_watch_knows_that_a_step_with_requests_begins(config):
+    scheduler, told = make_scheduler(config), []
+    exchange = SimpleNamespace(begin_step=lambda: told.append(True))
+    give_gate(scheduler, "cap", exchange)
+    scheduler.schedule()
+    assert not told
+    scheduler.add_request(make_request("first", 10, 5))
+    scheduler.schedule()
+    assert told
+
+
 def test_the_report_of_a_step_tells_what_is_left_to_do(config):
     """As it is after the step, for routers that look at the rank's metrics."""
     scheduler = make_scheduler(config)
