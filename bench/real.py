@@ -7,7 +7,7 @@
 
 Nothing is emulated: ranks on CPU cores serve a mixture of experts of hidden size 1,024,
 or 768 where cores are slow. Each cell is a trial of four policies on one server, under
-one load; all cells take three and a half hours of two idle cores. What has been
+one load; all cells take about four hours of two idle cores. What has been
 measured is in bench/results, in a file for each machine, and in the tables, which say
 what was not run: stop it whenever you like, and run it again to go on. In the same
 cells the simulator predicts the ratios, with the costs that `adaptive` has learned.

@@ -440,13 +440,13 @@ def _of_all_workloads(cells: Sequence[Cell], policies: Sequence[str]) -> Rows:
             for cell in cells
         )
         ahead = sum(ratio < 1 for ratio in over_adaptive)
-        said = sum(p[name] < p["adaptive"] for p in predictions)
+        expected = sum(p[name] < p["adaptive"] for p in predictions)
         close = sum(
             abs(cell["policies"][name]["ratio"][0] - cell["predicted"][name]) <= CLOSE
             for cell in predicted
         )
         texts = [_over_cells(ratios), _over_cells(over_adaptive), f"{first_token:.2f}"]
-        texts.append(f"{ahead} / {said} of {len(cells)}")
+        texts.append(f"{ahead} / {expected} of {len(cells)}")
         if name == "adaptive":
             texts[1] = texts[3] = ""
         texts.append(f"{close} of {len(predicted)}")
