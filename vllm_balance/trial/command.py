@@ -89,12 +89,17 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UsageError: something is refused, or the trial failed.
     """
+    # Also Ctrl-C, which asyncio tells its task at the next await, maybe much later.
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
     def interrupt(*_: object) -> None:
+        # A second one, as of a group and of its leader, would keep us from stopping
+        # the server that asyncio's clean-up is about to stop.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    # Also Ctrl-C, which asyncio tells its task at the next await, maybe much later.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in numbers:
         signal.signal(number, interrupt)
     trial(parse(args.words))
 

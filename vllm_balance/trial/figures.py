@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import covariance, variance
 from typing import NamedTuple
 
 from .verdict import ALPHA, Interval
@@ -105,18 +106,23 @@ class Measured:
         """The figures of each stretch; 0 where no request began in it.
 
         Mean latency is by Little's law: the requests under way over the requests per
-        second. In a closed loop these are the mean of prompt tokens and of answer
-        tokens per second, each over that of a request, so that a stretch that begins
-        more requests than it ends counts no more than another. A prompt's tokens count
-        evenly from due to first token, because held prompts end together, and one
-        stretch may have a group of them more than another.
+        second. In a closed loop these are a mean of prompt tokens and of answer tokens
+        per second, each over that of a request, so that a stretch that begins more
+        requests than it ends counts no more than another; it is weighted to vary least,
+        as either kind of token has most of the cost. A prompt's tokens count evenly
+        from due to first token, because held prompts end together, and one stretch may
+        have a group of them more than another.
         """
         if not (self.answers and self.stretches):
             return [dict.fromkeys(FIGURES, 0.0) for _ in self.stretches]
         mean_prompt = statistics.fmean(a.prompt for a in self.answers)
         mean_output = statistics.fmean(a.output for a in self.answers)
-        prompts = _Integral(change for a in self.answers for change in _changes(a))
-        tokens = _Sums((tick * TICK, n) for tick, n in self.ticks.items())
+        prompts = _Integral(
+            (time, change / mean_prompt)
+            for a in self.answers
+            for time, change in _changes(a)
+        )
+        tokens = _Sums((tick * TICK, n / mean_output) for tick, n in self.ticks.items())
         dues = [*(a.due for a in self.answers), *self.waiting]
         ends = ((a.last, -1.0) for a in self.answers)
         requests = _Integral([*((due, 1.0) for due in dues), *ends])
@@ -124,13 +130,18 @@ class Measured:
         arrivals = _Sums((due, 1.0) for due in dues)
         rate = sum(arrivals.between(*window) for window in windows)
         rate /= sum(end - begin for begin, end in windows)
+        by_policy: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        for stretch, window in zip(self.stretches, windows, strict=True):
+            both = (x.between(*window) for x in (prompts, tokens))
+            by_policy[stretch.policy].append(tuple(both))
+        weight = _steadiest(by_policy.values())
         figures: list[dict[str, float]] = []
         for stretch, (begin, end) in zip(self.stretches, windows, strict=True):
             seconds = end - begin
             prompt, output, under_way = (
                 x.between(begin, end) / seconds for x in (prompts, tokens, requests)
             )
-            work = (prompt / mean_prompt + output / mean_output) / 2
+            work = weight * prompt + (1 - weight) * output
             if self.clients is not None:
                 latency = self.clients / work if work else 0.0
             else:
@@ -139,7 +150,7 @@ class Measured:
             figures.append(
                 {
                     JUDGED: 1e3 * latency,
-                    RATE: output,
+                    RATE: output * mean_output,
                     TTFT: 1e3 * percentile(ttfts, 0.5),
                     TTFT_TAIL: 1e3 * percentile(ttfts, 0.99),
                     TPOT: 1e3 * mean(tpots),
@@ -192,20 +203,24 @@ class Measured:
     def ratio(
         self, policy: str, base: str, name: str = JUDGED, alpha: float = ALPHA
     ) -> Interval:
-        """The interval of the logarithm of a policy's figure over that of the base."""
+        """The interval of the logarithm of a policy's figure over that of the base.
+
+        Its width is of what all policies vary by within blocks, which few blocks of two
+        policies would not tell.
+        """
         by_block: dict[int, dict[str, float]] = defaultdict(dict)
         for stretch, figures in zip(self.stretches, self.figures, strict=True):
             by_block[stretch.block][stretch.policy] = figures[name]
-        blocks = by_block.values()
-        pairs = [(x[policy], x[base]) for x in blocks if policy in x and base in x]
-        mean_x, mean_y = (mean([pair[i] for pair in pairs]) for i in (0, 1))
-        if not (mean_x and mean_y):
+        policies = {stretch.policy for stretch in self.stretches}
+        blocks = [x for x in by_block.values() if x.keys() == policies]
+        means = {each: mean([x[each] for x in blocks]) for each in policies}
+        if not (blocks and means[policy] and means[base]):
             return Interval.of([])
-        # Each block's part in the logarithm of the ratio of means (delta method).
-        log_ratio = math.log(mean_x / mean_y)
-        return Interval.of(
-            [log_ratio + x / mean_x - y / mean_y for x, y in pairs], alpha
-        )
+        measured = [each for each in policies if means[each]]
+        # Parts in the logarithm of a ratio of means (delta method).
+        parts = [[x[each] / means[each] for each in measured] for x in blocks]
+        log_ratio = math.log(means[policy] / means[base])
+        return Interval.within(log_ratio, parts, alpha)
 
     def carry_over(self) -> Interval | None:
         """How much longer requests take after another policy than after the same.
@@ -238,6 +253,24 @@ class Measured:
 
 FEWEST = 3
 """Stretches after the same policy, and after another, that `carry_over` needs."""
+
+
+def _steadiest(groups: Iterable[Sequence[tuple[float, ...]]]) -> float:
+    """The weight of the first of two values with which their mean varies least.
+
+    Two estimates of the same are weighted so (minimum variance: control variates). What
+    changes both alike, as the machine does, does not count, nor how groups differ.
+    """
+    first = second = 0.0
+    for group in groups:
+        if len(group) < FEWEST:
+            return 0.5
+        one, other = zip(*group, strict=True)
+        both = covariance(one, other)
+        first += variance(one) - both
+        second += variance(other) - both
+    sum_ = first + second
+    return min(max(second / sum_, 0.0), 1.0) if sum_ else 0.5
 
 
 class _Sums:

@@ -52,17 +52,33 @@ class Interval(NamedTuple):
     """Standard deviation of the values."""
     values: int
     """The number of values."""
+    pooled: int = 1
+    """How many independent differences each value gives for the deviation."""
 
     @classmethod
     def of(cls, values: Sequence[float], alpha: float = ALPHA) -> "Interval":
         """The interval that misses the mean with a probability of `alpha`."""
         count = len(values)
         mean = statistics.fmean(values) if values else 0.0
-        if count < 2:
-            return cls(mean, math.inf, 0.0, count)
-        deviation = statistics.stdev(values)
-        half = t_quantile(alpha, count - 1) * deviation / math.sqrt(count)
-        return cls(mean, half, deviation, count)
+        deviation = statistics.stdev(values) if count > 1 else 0.0
+        return cls(mean, _half(alpha, deviation, count, 1), deviation, count)
+
+    @classmethod
+    def within(
+        cls, mean: float, blocks: Sequence[Sequence[float]], alpha: float = ALPHA
+    ) -> "Interval":
+        """The interval of a mean difference of two columns of blocks.
+
+        Each column has the mean 1; its deviation within blocks is that of all columns
+        (analysis of variance of randomized blocks).
+        """
+        count, pooled = len(blocks), len(blocks[0]) - 1
+        deviation = 0.0
+        if count > 1:
+            squares = sum(map(statistics.variance, blocks))
+            deviation = math.sqrt(2 * squares / (count - 1))
+        half = _half(alpha, deviation, count, pooled)
+        return cls(mean, half, deviation, count, pooled)
 
     @property
     def ratios(self) -> tuple[float, float, float]:
@@ -81,10 +97,16 @@ class Interval(NamedTuple):
         """How many more blocks would show this difference, or a worthwhile one."""
         difference = max(abs(self.mean), math.log1p(WORTHWHILE))
         for count in range(max(self.values, 2), MOST_BLOCKS):
-            half = t_quantile(ALPHA - EARLY, count - 1)
-            if half * self.deviation / math.sqrt(count) < difference:
+            if _half(ALPHA - EARLY, self.deviation, count, self.pooled) < difference:
                 return max(1, count - self.values)
         return MOST_BLOCKS
+
+
+def _half(alpha: float, deviation: float, count: int, pooled: int) -> float:
+    """Half of the width of an interval; infinite with less than two values."""
+    if count < 2:
+        return math.inf
+    return t_quantile(alpha, pooled * (count - 1)) * deviation / math.sqrt(count)
 
 
 def earlier(ratio: float) -> str:
