@@ -208,6 +208,12 @@ def test_the_readme_says_what_real_ranks_measured():
         assert f"{row}x" in SCREEN
         assert f"({min(ratios):.2f}x to {max(ratios):.2f}x)" in SCREEN
     assert f"over {len(cells)} workloads" in SCREEN
+    open_loops = [cell for cell in cells if cell["load"] is not None]
+    found = " and ".join(
+        f"{cell['policies']['adaptive']['ratio'][0]:.2f}x" for cell in open_loops
+    )
+    expected = " and ".join(f"{c['predicted']['adaptive']:.2f}x" for c in open_loops)
+    assert f"to {found}, simulated {expected}." in SCREEN
 
 
 def test_the_results_say_in_words_what_the_cells_show():

@@ -130,17 +130,18 @@ class Measured:
         arrivals = _Sums((due, 1.0) for due in dues)
         rate = sum(arrivals.between(*window) for window in windows)
         rate /= sum(end - begin for begin, end in windows)
-        by_policy: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-        for stretch, window in zip(self.stretches, windows, strict=True):
-            both = (x.between(*window) for x in (prompts, tokens))
-            by_policy[stretch.policy].append(tuple(both))
+        rates = [
+            [x.between(begin, end) / (end - begin) for x in (prompts, tokens, requests)]
+            for begin, end in windows
+        ]
+        by_policy: dict[str, list[list[float]]] = defaultdict(list)
+        for stretch, (prompt, output, _) in zip(self.stretches, rates, strict=True):
+            by_policy[stretch.policy].append([prompt, output])
         weight = _steadiest(by_policy.values())
         figures: list[dict[str, float]] = []
-        for stretch, (begin, end) in zip(self.stretches, windows, strict=True):
-            seconds = end - begin
-            prompt, output, under_way = (
-                x.between(begin, end) / seconds for x in (prompts, tokens, requests)
-            )
+        for stretch, (prompt, output, under_way) in zip(
+            self.stretches, rates, strict=True
+        ):
             work = weight * prompt + (1 - weight) * output
             if self.clients is not None:
                 latency = self.clients / work if work else 0.0
@@ -205,8 +206,8 @@ class Measured:
     ) -> Interval:
         """The interval of the logarithm of a policy's figure over that of the base.
 
-        Its width is of what all policies vary by within blocks, which few blocks of two
-        policies would not tell.
+        All policies are taken to vary alike within blocks, and give its width together,
+        because few blocks of two would not tell it.
         """
         by_block: dict[int, dict[str, float]] = defaultdict(dict)
         for stretch, figures in zip(self.stretches, self.figures, strict=True):
@@ -252,10 +253,10 @@ class Measured:
 
 
 FEWEST = 3
-"""Stretches after the same policy, and after another, that `carry_over` needs."""
+"""Stretches of a kind that are needed to tell how they vary."""
 
 
-def _steadiest(groups: Iterable[Sequence[tuple[float, ...]]]) -> float:
+def _steadiest(groups: Iterable[Sequence[Sequence[float]]]) -> float:
     """The weight of the first of two values with which their mean varies least.
 
     Two estimates of the same are weighted so (minimum variance: control variates). What

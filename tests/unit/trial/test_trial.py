@@ -165,6 +165,24 @@ def test_the_tokens_that_cost_more_count_more():
     assert figures._steadiest([noisy, noisy[:2]]) == 0.5, "nobody knows yet"
 
 
+def test_a_stretch_is_judged_by_what_varies_least_and_all_widen_the_interval():
+    """Here the answers' tokens say nothing, but how many they are in all."""
+    rng, answers = random.Random(3), steady(4, 0, 130, 0.0)
+    order = [(block, policy) for block in range(4) for policy in "abc"]
+    stretches, ticks = [], {}
+    for number, (block, policy) in enumerate(order):
+        begin = 10.0 * number
+        stretches.append(Stretch(block, policy, None, begin, begin + 10))
+        ticks[int(begin * 20) + 9] = 800 * rng.uniform(0.3, 1.7)
+    measured = Measured(answers, ticks, [], stretches, 0.0, clients=8)
+    assert [f[JUDGED] for f in measured.figures] == pytest.approx([2000] * 12, rel=0.05)
+    narrow = measured.ratio("b", "a")
+    third = [s for s in stretches if s.policy == "c"]
+    measured.figures[stretches.index(third[0])][JUDGED] *= 1.5
+    assert measured.ratio("b", "a").half > 3 * narrow.half
+    assert measured.ratio("b", "a").mean == narrow.mean
+
+
 def test_prompts_that_were_held_together_count_while_they_wait():
     """Else the stretch in which two groups of them end has more work than the other."""
     groups = [(due, 4 * math.ceil((due + 1) / 4)) for due in range(24)]
@@ -250,8 +268,11 @@ def test_a_second_signal_leaves_the_clean_up_alone(monkeypatch):
     def trial(_):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        for number in numbers:
-            signal.raise_signal(number)
+        try:
+            for number in numbers:
+                signal.raise_signal(number)
+        except KeyboardInterrupt:  # which would end all tests
+            pytest.fail("the second signal interrupts, too")
 
     monkeypatch.setattr(command, "trial", trial)
     try:
