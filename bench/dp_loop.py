@@ -4,7 +4,7 @@ The tests of the engine run it.
 
 Upstream's `DPEngineCoreProc.run_busy_loop` with a real scheduler, the real balance gate
 and a real gloo group. A `LoopEngine` has a stand-in for the model, which answers every
-decode with token 7, so that thousands of steps take seconds; a `ModelEngine` has it.
+decode with token 7, so that thousands of steps take seconds.
 """
 
 import logging
@@ -25,7 +25,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineShutdownState
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
@@ -158,10 +157,6 @@ class LoopEngine(DPEngineCoreProc):
         scheduled = output.num_scheduled_tokens
         self.trace.steps.append((tuple(scheduled), tuple(scheduled.values()), new))
         self.trace.preemptions += len(output.preempted_req_ids or ())
-
-
-class ModelEngine(LoopEngine):
-    executor = UniProcExecutor
 
 
 def run_rank(port, rank, arguments, engine_class, inbox, outbox):

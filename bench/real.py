@@ -47,12 +47,8 @@ from vllm_balance.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES, RESULTS = ROOT / "bench" / "traces", ROOT / "bench" / "results"
-MEASURED = (
-    "vllm/v1/core/sched/balance",
-    "vllm_balance/core",
-    "vllm_balance/reference",
-)
-"""The sources on which the times of requests depend."""
+MEASURED = "vllm/v1/core/sched/balance", "vllm_balance/core"
+"""The sources that decide; what computes beside them is in the recorded versions."""
 POLICIES = ("off", "cap", "align", "adaptive")
 MINUTES = 10.0
 """Duration of a cell."""
@@ -407,7 +403,7 @@ START_MINUTES = 0.7
 
 
 def sources() -> str:
-    """A hash of balance scheduling and of the code that computes."""
+    """A hash of balance scheduling."""
     return code_hash(*(ROOT / folder for folder in MEASURED))
 
 

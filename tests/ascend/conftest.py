@@ -21,6 +21,7 @@ import torch
 
 import architectures
 import integers
+from architectures import tiny_models
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -89,24 +90,6 @@ def says(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tiny_model(name: str, folder: Path) -> Path:
-    """By the module of the checkout: the Ascend wheel leaves that out."""
-    source = ROOT / "vllm_balance/reference/tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tiny_models"] = module  # where transformers looks for a class
-    spec.loader.exec_module(module)
-    for other, make in architectures.MODELS.items():
-        end = module.with_mtp if other in ("GLM-4.7", "GLM-5") else module.randomised
-        module.MODELS[other] = lambda vocabulary, make=make, end=end: end(
-            make(vocabulary, module.SHAPE)
-        )
-    made: Path = module.make(name, folder)
-    return made
-
-
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny model by its name, and what Hugging Face writes with it.
@@ -114,7 +97,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     With `integers.SUFFIX` and the bits behind its name the model is quantised.
     """
     folder, made = tmp_path_factory.mktemp("models"), {}
-    tiny = functools.cache(functools.partial(tiny_model, folder=folder))
+    tiny = functools.cache(functools.partial(tiny_models.make, out=folder))
 
     def find(name: str):
         from hugging_face import samples

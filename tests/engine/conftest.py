@@ -17,13 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # The workers of xdist set it; what a test starts must not import what the tests import.
 os.environ.pop("PYTHONPATH", None)
 
-from model_fixtures import (
-    dense_model,
-    dense_samples,
-    drafting_models,
-    moe_model,
-    moe_samples,
-)
+from model_fixtures import dense_model, dense_samples, moe_model, moe_samples
 from slowest import pytest_addoption as add_slowest
 from slowest import pytest_configure
 

@@ -21,15 +21,6 @@ def dense_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def drafting_models(tmp_path_factory):
-    """The folder of a model with MTP, and of another that drafts for it."""
-    folder = tmp_path_factory.mktemp("models")
-    for name in ("deepseek", "eagle3"):
-        tiny_models.make(name, folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def moe_samples(moe_model, tmp_path_factory):
     return _shared(tmp_path_factory, "moe", moe_model)
 

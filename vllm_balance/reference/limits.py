@@ -6,8 +6,6 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-DRAFTED_BY = ("ngram", "mtp", "eagle3")
-
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -56,19 +54,12 @@ def _refusals(config: Any) -> Iterator[tuple[str, str]]:
             f"--kv-cache-dtype {cache_dtype}",
             f"stores plain values; use one of {known}",
         )
-    if _adapts_experts(config.lora_config, model):
-        yield (
-            "--enable-lora",
-            "adapts no experts; name the other layers, as in --lora-target-modules "
-            "q_proj k_proj v_proj o_proj, or merge the adapter into the model",
-        )
+    if config.lora_config is not None:
+        yield "--enable-lora", "adapts no layers; merge the adapter into the model"
     method = getattr(config.speculative_config, "method", None)
-    if config.speculative_config is not None and method not in DRAFTED_BY:
+    if config.speculative_config is not None and method != "ngram":
         flag = f"--speculative-config method={method}"
-        yield flag, f"drafts by one of {', '.join(DRAFTED_BY)}"
-    if getattr(config.speculative_config, "parallel_drafting", False):
-        flag = "--speculative-config parallel_drafting"
-        yield flag, "drafts one token after the other; leave it out"
+        yield flag, "drafts by ngram, without a model"
     if method == "ngram" and find_spec("numba") is None:
         advice = "needs numba for method ngram, as every vLLM does; pip install numba"
         yield "--speculative-config", advice
@@ -80,10 +71,3 @@ def _refusals(config: Any) -> Iterator[tuple[str, str]]:
             "has no state-space operators; serve a model with attention layers only"
         )
         yield f"model {model.model}", advice
-
-
-def _adapts_experts(lora: Any, model: Any) -> bool:
-    if lora is None or model is None or not model.is_moe:
-        return False
-    targets = lora.target_modules
-    return targets is None or any(name.endswith("experts") for name in targets)

@@ -116,11 +116,7 @@ class ReferencePlatform(CpuPlatform):
 
     @classmethod
     def import_kernels(cls) -> None:
-        from vllm_balance.reference import operators, speculation  # noqa: F401
-
-    @classmethod
-    def get_punica_wrapper(cls) -> str:
-        return "vllm_balance.reference.lora.ReferencePunicaWrapper"
+        from vllm_balance.reference import operators  # noqa: F401
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -2,8 +2,7 @@
 
     python -m vllm_balance.reference.tiny_models --out DIR [--model NAME]
 
-``moe`` is a mixture of experts, ``dense`` is none. ``deepseek`` is a mixture of experts
-with a layer for MTP; ``eagle3`` drafts for it, too. ``large`` is a mixture of experts
+``moe`` is a mixture of experts, ``dense`` is none. ``large`` is a mixture of experts
 whose prompts really take time on a CPU core: 87 million parameters unless options say
 otherwise. It is made only by its name.
 
@@ -13,7 +12,6 @@ the best token leads clearly, which makes two implementations comparable token b
 """
 
 import argparse
-import copy
 import inspect
 import sys
 import tempfile
@@ -139,127 +137,9 @@ def make_large(
     return randomised(transformers.Qwen3MoeForCausalLM(config))
 
 
-FORESIGHT = 0.25
-"""How much of a token's embedding the head has for the token behind it."""
-CONTEXT, SHARE = 0.1, 0.3
-"""What the layers keep of their output, and drafters of hidden states.
-
-So two models with equal embeddings and heads often write the same, and often not.
-"""
-
-
-def make_deepseek(vocabulary: int) -> torch.nn.Module:
-    """A DeepSeek-V3 of 2 layers; a third predicts the token after the next (MTP).
-
-    Drafters have its embeddings and head.
-    """
-    shape = SHAPE | {"num_key_value_heads": 4, "num_hidden_layers": 3}
-    del shape["head_dim"]
-    config = transformers.DeepseekV3Config(
-        vocab_size=vocabulary,
-        moe_intermediate_size=96,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        n_group=2,
-        topk_group=1,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",  # which Hugging Face does not write, and assumes
-        first_k_dense_replace=1,
-        q_lora_rank=32,
-        kv_lora_rank=32,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=16,
-        v_head_dim=32,
-        num_nextn_predict_layers=1,
-        **shape,
-    )
-    return with_mtp(transformers.DeepseekV3ForCausalLM(config))
-
-
-def with_mtp(model: torch.nn.Module) -> torch.nn.Module:
-    config, embeddings, head = model.config, model.model.embed_tokens, model.lm_head
-    hidden = config.hidden_size
-    with torch.no_grad():
-        _softened(model).lm_head.weight += FORESIGHT * embeddings.weight.roll(1, 0)
-    config.num_hidden_layers -= 1
-    layer = model.model.layers[config.num_hidden_layers]
-    layer.embed_tokens = copy.deepcopy(embeddings)
-    for name in ("enorm", "hnorm"):
-        layer.add_module(name, torch.nn.RMSNorm(hidden))
-    layer.eh_proj = _of_both(hidden)
-    layer.shared_head = torch.nn.Module()
-    layer.shared_head.norm = torch.nn.RMSNorm(hidden)
-    layer.shared_head.head = copy.deepcopy(head)
-    return model
-
-
-def _softened(model: torch.nn.Module) -> torch.nn.Module:
-    """A randomised model whose layers add less to the embedding of the last token."""
-    for name, weight in randomised(model).named_parameters():
-        if "o_proj" in name or "down_proj" in name:
-            weight.data *= CONTEXT
-    return model
-
-
-def _of_both(hidden: int) -> torch.nn.Linear:
-    """A layer that adds to an embedding a random part of a hidden state."""
-    layer = torch.nn.Linear(2 * hidden, hidden, bias=False)
-    with torch.no_grad():
-        randomised(layer).weight *= SHARE
-        layer.weight[:, :hidden] = torch.eye(hidden)
-    return layer
-
-
-class Eagle3LlamaForCausalLM(transformers.LlamaModel):
-    """An EAGLE3 head; vLLM and this class find its weights by the same names."""
-
-    def __init__(self, config: transformers.LlamaConfig) -> None:
-        super().__init__(config)
-        hidden, (layer,) = config.hidden_size, self.layers
-        attention = layer.self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
-            outputs = getattr(attention, name).out_features
-            new = torch.nn.Linear(2 * hidden, outputs, bias=False)
-            attention.add_module(name, new)
-        layer.hidden_norm = torch.nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.fc = torch.nn.Linear(hidden, hidden, bias=False)
-        self.lm_head = torch.nn.Linear(hidden, config.vocab_size, bias=False)
-
-
-def make_eagle3(vocabulary: int) -> torch.nn.Module:
-    """An EAGLE3 head that reads what ``deepseek`` has after its first layer."""
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        draft_vocab_size=vocabulary,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [1]},
-        **SHAPE | {"num_hidden_layers": 1},
-    )
-    model = _softened(Eagle3LlamaForCausalLM(config))
-    attention, hidden = model.layers[0].self_attn, config.hidden_size
-    heads = (config.num_key_value_heads, config.head_dim, -1)
-    copies = config.num_attention_heads // config.num_key_value_heads
-    with torch.no_grad():  # the embedding comes in by a token's attention to itself
-        keys = attention.k_proj.weight
-        keys[:, hidden:] *= SHARE
-        queries = keys.view(heads).repeat_interleave(copies, 0)
-        attention.q_proj.weight.copy_(queries.reshape(-1, 2 * hidden))
-        attention.v_proj.weight.copy_(torch.eye(hidden, 2 * hidden))
-        outputs = torch.eye(hidden).view(heads).repeat_interleave(copies, 0)
-        attention.o_proj.weight.copy_(outputs.reshape(-1, hidden).T / copies)
-        model.fc.weight *= SHARE
-    target = make_deepseek(vocabulary)
-    inputs = target.get_input_embeddings().state_dict()
-    model.get_input_embeddings().load_state_dict(inputs)
-    model.lm_head.load_state_dict(target.lm_head.state_dict())
-    return model
-
-
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "moe": make_moe,
     "dense": make_dense,
-    "deepseek": make_deepseek,
-    "eagle3": make_eagle3,
     "large": make_large,
 }
 TINY = [name for name in MODELS if name != "large"]

@@ -4,7 +4,6 @@ Seam: ``ParallelConfig.worker_cls``, which the platform sets.
 """
 
 import os
-from functools import partial
 from typing import Any
 
 # First: it replaces torch's streams and events by ones that a CPU has.
@@ -15,7 +14,6 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.sample import rejection_sampler
-from vllm.v1.spec_decode import utils
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_balance.reference import moe  # noqa: F401  registers the expert loop
@@ -24,22 +22,6 @@ _DEVICES = "assigned_physical_gpu_ids"
 
 
 class ReferenceModelRunner(CPUModelRunner):
-    """Upstream's, which forgets how many drafts were good when it schedules ahead."""
-
-    def _copy_valid_sampled_token_count(
-        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
-    ) -> None:
-        """Keep the counts, as the GPU's runner does.
-
-        The positions of the next step come from them. From 0.30 on upstream's keeps
-        them itself.
-        """
-        super()._copy_valid_sampled_token_count(
-            next_token_ids, valid_sampled_tokens_count
-        )
-        if self.use_async_spec_decode:
-            self.valid_sampled_token_count_gpu = valid_sampled_tokens_count
-
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Sample; a prompt that is not computed to its end draws no random numbers.
 
@@ -89,16 +71,10 @@ class ReferenceWorker(CPUWorker):
         # the replacement above.
         self.model_runner.async_output_copy_stream = None
         # Later releases start kernels through launchers; the CPU runner of 0.30 gives
-        # most of these the CPU's kernel, and forgets two. The second asks for a stride
-        # that its launcher does not have, and makes no use of it. In 0.33 a kernel
-        # routes to the CPU's by the names of its own arguments.
+        # most of these the CPU's kernel, and forgets this one.
         launcher = getattr(rejection_sampler, "_rejection_greedy_sample", None)
         if launcher is not None:
             launcher.kernel = rejection_sampler.rejection_greedy_sample_kernel
-        launcher = getattr(utils, "_eagle_step_slot_mapping_metadata", None)
-        kernel: Any = getattr(utils, "eagle_step_slot_mapping_metadata_kernel", None)
-        if launcher and hasattr(kernel, "func") and not hasattr(kernel, "arg_names"):
-            launcher.kernel = type(kernel)(partial(kernel.func, stride=0))
 
     def _bind(self) -> None:
         """Stay on the cores that VLLM_CPU_OMP_THREADS_BIND has for this rank.

@@ -5,16 +5,13 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
     ExampleConnector,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from hugging_face import NEW_TOKENS, continuations
+from hugging_face import NEW_TOKENS
 from schedulers import make_request, make_scheduler, measure, rank_config, step
 from test_greedy_equality import assert_equal, assert_the_gate_decided
 from vllm_balance.core.policies import OPEN, Decision
@@ -74,68 +71,6 @@ def test_speculation_grammars_and_priorities(moe_model, moe_samples, tmp_path):
         refused = server.ask(prompt=[5, 6], temperature=0.5)
         assert refused.status_code == 400
         assert "send temperature=0" in refused.text
-
-
-LORA_LAYERS, LORA_RANK = ("q_proj", "v_proj", "o_proj"), 8
-
-
-def make_adapter(base, folder):
-    """An adapter as large as the weights that it adapts, and the two merged."""
-    draw = torch.Generator().manual_seed(1)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    adapter = {}
-    for name, weight in model.named_parameters():
-        layer = name.removesuffix(".weight")
-        if not layer.endswith(LORA_LAYERS):
-            continue
-        rows, columns = weight.shape
-        down = torch.randn((LORA_RANK, columns), generator=draw) / columns**0.5
-        up = torch.randn((rows, LORA_RANK), generator=draw) * (2 / LORA_RANK**0.5)
-        adapter[f"base_model.model.{layer}.lora_A.weight"] = down
-        adapter[f"base_model.model.{layer}.lora_B.weight"] = up
-        weight.data += up @ down
-    merged, lora = folder / "merged", folder / "lora"
-    model.save_pretrained(merged)
-    lora.mkdir()
-    save_file(adapter, lora / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": LORA_RANK,
-        "lora_alpha": LORA_RANK,
-        "target_modules": LORA_LAYERS,
-        "bias": "none",
-    }
-    (lora / "adapter_config.json").write_text(json.dumps(config))
-    return lora, merged
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_lora_and_whole_prompts(moe_model, moe_samples, tmp_path):
-    """Requests of the model and of an adapter share the steps; two API servers."""
-    lora, merged = make_adapter(moe_model, tmp_path)
-    options = f"--enable-lora --max-lora-rank {LORA_RANK} --lora-modules adapted={lora}"
-    options += f" --lora-target-modules {' '.join(LORA_LAYERS)} --max-model-len 512"
-    options += " --no-enable-chunked-prefill --max-num-batched-tokens 512"
-    options += " --no-enable-prefix-caching --api-server-count 2"
-    with (
-        Server(tmp_path, moe_model, *BALANCE, *options.split(), forked=True) as server,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        some = moe_samples[::3]
-        prompts = [sample.prompt for sample in some]
-        adapted = continuations(merged, prompts)
-        assert sum(tokens is not None for tokens in adapted) > len(some) / 2
-
-        def complete(model):
-            return server.complete(prompts, NEW_TOKENS, 8, model=model)
-
-        got, changed = pool.map(complete, (str(moe_model), "adapted"))
-        assert got == [list(sample.tokens) for sample in some]
-        for tokens, expected in zip(changed, adapted, strict=True):
-            assert expected in (None, tuple(tokens)), "None is near a tie"
-        assert_the_gate_decided(server, 2, holds=False)
 
 
 class LateConnector(ExampleConnector):

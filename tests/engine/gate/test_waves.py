@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from dp_loop import LoopEngine, ModelEngine
+from dp_loop import LoopEngine
 from dp_ranks import HOW, Ranks, burst, loop_arguments
-from hugging_face import NEW_TOKENS
 
 PREFILL_S_PER_TOKEN = 6e-4
 """So that there is something to balance: the adaptive policy learns what it costs."""
@@ -51,25 +50,21 @@ class CheckedEngine(LoopEngine):
         self.trace.violations.append(f"{where}: {what}")
 
 
-class CheckedModelEngine(CheckedEngine, ModelEngine):
-    """The same, with the model."""
-
-
 PAUSES = ("keep", "keep", "wait", "abort")
 
 
-def stress(ranks, rng, waves, pauses=PAUSES, **sizes):
+def stress(ranks, rng, waves):
     """Bursts, aborts, pauses in the middle of a wave, and ranks without requests."""
     for wave in range(waves):
         aborts = rng.random() < 0.3
-        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts, **sizes)
+        burst(ranks, rng, f"w{wave}", rng.randint(1, 30), aborts)
         if rng.random() < 0.5:
-            mode = rng.choice(pauses)
+            mode = rng.choice(PAUSES)
             ranks.call("pause_scheduler", mode, False)
-            burst(ranks, rng, f"p{wave}", rng.randint(0, 5), **sizes)
+            burst(ranks, rng, f"p{wave}", rng.randint(0, 5))
             ranks.call("resume_scheduler")
         ranks.poll()
-        burst(ranks, rng, f"x{wave}", rng.randint(0, 10), **sizes)
+        burst(ranks, rng, f"x{wave}", rng.randint(0, 10))
         if rng.random() < 0.7:
             ranks.drain()
     ranks.drain()
@@ -113,24 +108,3 @@ def check(reports, waves):
         f"{len(traces[0].steps)} steps with work on rank 0, "
         f"{sum(t.preemptions for t in traces)} preemptions"
     )
-
-
-PROMPT, OUTPUT = 60, NEW_TOKENS
-"""The most tokens of a prompt, and of an answer, of the model's waves."""
-BLOCK = SHARED = 32
-"""Tokens that all prompts have in common where prefixes are shared."""
-
-
-def ranks_with_the_model(engine_class, model, policy, **arguments):
-    """Three, each with a KV cache that two long requests fill."""
-    defaults = {
-        "max_model_len": 96,
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": 5,
-        "dtype": "float32",
-        "enable_expert_parallel": True,
-        "cpu_distributed_timeout_seconds": 30,
-        "data_parallel_balance": policy,
-    }
-    arguments = loop_arguments(model, **defaults | arguments)
-    return Ranks(3, engine_class, **arguments)
