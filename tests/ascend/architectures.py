@@ -20,8 +20,9 @@ assert _spec.loader is not None
 tiny_models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tiny_models)
 
-EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
-GLM = EXPERTS | {
+GLM = {
+    "moe_intermediate_size": 64,
+    "num_experts_per_tok": 2,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "n_group": 1,
@@ -146,19 +147,6 @@ def eagle3(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
-def glm4_moe(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """GLM-4.7, with a layer more for MTP."""
-    shape = shape | {"num_hidden_layers": 3}
-    config = transformers.Glm4MoeConfig(
-        vocab_size=vocabulary,
-        num_nextn_predict_layers=1,
-        partial_rotary_factor=0.5,
-        **GLM,
-        **shape,
-    )
-    return with_mtp(transformers.Glm4MoeForCausalLM(config))
-
-
 def glm_dsa(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
     """GLM-5, with a layer more for MTP; the plugin takes no other `index_topk`."""
     shape = shape | {"num_key_value_heads": 4, "num_hidden_layers": 3}
@@ -193,55 +181,10 @@ def interleave(model: torch.nn.Module) -> None:
     modeling_glm_moe_dsa.apply_rotary_pos_emb = rotated
 
 
-def minimax(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    config = transformers.MiniMaxM2Config(
-        vocab_size=vocabulary,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        rotary_dim=32,
-        scoring_func="sigmoid",  # as the next: what Hugging Face assumes, unwritten
-        use_routing_bias=True,
-        **shape | {"intermediate_size": 64},
-    )
-    return tiny_models.randomised(transformers.MiniMaxM2ForCausalLM(config))
-
-
-def qwen3_vl(vocabulary: int, shape: dict[str, Any]) -> torch.nn.Module:
-    """Qwen3-VL, a mixture of experts.
-
-    Published weights of experts have inputs before outputs. vLLM turns them round, and
-    transformers does where shapes differ, but does not write them so.
-    """
-    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
-    text = EXPERTS | shape | {"moe_intermediate_size": 96, "num_experts": 8}
-    text |= {"vocab_size": vocabulary, "rope_parameters": rotary}
-    text["norm_topk_prob"] = True  # as Hugging Face does, and does not write
-    vision = {
-        "depth": 1,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": shape["hidden_size"],
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
-    config = transformers.Qwen3VLMoeConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=False
-    )
-    model = transformers.Qwen3VLMoeForConditionalGeneration(config)
-    for name, weight in model.named_parameters():
-        if ".experts." in name:
-            weight.data = weight.data.transpose(1, 2).contiguous()
-    return tiny_models.randomised(model)
-
-
 MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "deepseek": deepseek,
     "eagle3": eagle3,
-    "GLM-4.7": glm4_moe,
     "GLM-5": glm_dsa,
-    "MiniMax-M2": minimax,
-    "Qwen3-VL": qwen3_vl,
 }
 for name, make in MODELS.items():
     tiny_models.MODELS[name] = functools.partial(make, shape=tiny_models.SHAPE)
