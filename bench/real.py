@@ -10,7 +10,8 @@ or 768 where cores are slow. Each cell is a trial of four policies on one server
 one load; all cells take about four hours of two idle cores. What has been
 measured is in bench/results, in a file for each machine, and in the tables, which say
 what was not run: stop it whenever you like, and run it again to go on. In the same
-cells the simulator predicts the ratios, with the costs that `adaptive` has learned.
+cells the simulator predicts the ratios, with the costs that `adaptive` has learned, and
+with the load sent eight times, so that beginning and end hardly count.
 
 The second command compares the trial itself with that of an older checkout, in which
 `make env` was run: five pairs of trials of `off` and `adaptive`, as long as each other,
@@ -70,8 +71,11 @@ WINDOWS = {
     "Azure conv": Window("azure_2023_conv.csv", 3000, 4),
     "Mooncake": Window("mooncake_conversation.jsonl", 700, 32),
 }
-REQUESTS = 256
-"""Requests of a load, which are sent again when all were."""
+REQUESTS, PASSES = 256, 8
+"""Requests of a load, which are sent again when all were, and how often in a run of the
+simulator: what it measures of one pass is mostly how ranks fill up."""
+SEEDS = 2
+"""Runs of the simulator with each policy."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and in Mooncake's trace, whose times are that coarse."""
 DRAFTS = 3
@@ -173,10 +177,12 @@ def write_trace(path: Path, window: Window, count: int, rate: float) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) -> None:
-    """Writes the trace as it was sent: the server counts more tokens in each prompt.
+def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) -> int:
+    """Writes the trace as it was sent, `PASSES` times; returns the number of requests.
 
-    vLLM's client sends random tokens as text, which the server encodes to others.
+    The server counts more tokens in each prompt, because vLLM's client sends random
+    tokens as text, which is encoded to others. As in a trial, passes follow each other
+    as requests do on average, and share no prefix.
 
     Args:
         path: the file to write.
@@ -184,17 +190,32 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
         lengths: tokens of prompt and answer by the number of the request; requests
             that are not in it are left out.
     """
-    rows = map(json.loads, trace.read_text(encoding="utf-8").splitlines())
-    lines = []
-    for number, row in enumerate(rows):
-        if number in lengths:
-            prompt, answer = lengths[number]
+    rows = [json.loads(line) for line in trace.read_text("utf-8").splitlines()]
+    period = rows[-1]["timestamp"] * (1 + 1 / len(rows))
+    lines, first = [], 0
+    for sent_before in range(PASSES):
+        for number in sorted(lengths):
+            row, (prompt, answer) = rows[number], lengths[number]
             ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
             count = math.ceil(chunks / len(ids))
-            longer = [count * x + part for x in ids for part in range(count)][:chunks]
-            sent = {"input_length": prompt, "output_length": answer}
-            lines.append(json.dumps({**row, **sent, "hash_ids": longer}) + "\n")
+            longer = [first + count * x + part for x in ids for part in range(count)]
+            sent = {"timestamp": row["timestamp"] + sent_before * period}
+            sent |= {"input_length": prompt, "output_length": answer}
+            lines.append(json.dumps({**sent, "hash_ids": longer[:chunks]}) + "\n")
+        first += 10**9
     path.write_text("".join(lines), encoding="utf-8")
+    return len(lines)
+
+
+def replayed(trace: Path, clients: int | None) -> list[str]:
+    """Options of a trial for a trace, sent by clients, else at the trace's times."""
+    options = ["--dataset-name", "timed_trace", "--dataset-path", str(trace.resolve())]
+    options += ["--timed-trace-chunk-hash-size", str(CHUNK)]
+    options += ["--num-prompts", str(REQUESTS), "--temperature", "0"]
+    if clients is None:
+        return [*options, "--self-timed"]
+    # Without it vLLM's client keeps the times of a trace, also with clients.
+    return [*options, "--no-self-timed", "--max-concurrency", str(clients)]
 
 
 # ---- Running
@@ -241,12 +262,13 @@ class Bench:
         remove_tree(path)
         path.mkdir(parents=True)
         clients = self.clients if cell.load is None else None
+        load: Sequence[str]
         if cell.of == DRAWN:
             load = ranks.drawn(REQUESTS, self.clients, 400, 48, 0.8)
         else:
             trace = path / "trace.jsonl"
             write_trace(trace, WINDOWS[cell.of], REQUESTS, rate)
-            load = ranks.replayed(trace, REQUESTS, CHUNK, clients)
+            load = replayed(trace, clients)
         models = self.folder / "models" / f"dense{cell.dense_layers}"
         model = ranks.make_model(self.python, models, cell.dense_layers)
         served, minutes = self.served(cell), f"{self.minutes:g}"
@@ -255,16 +277,54 @@ class Bench:
             *(self.minutes, ("--least-minutes", minutes), False),
         )
         answers = json.loads((path / "trial/answers.json").read_text("utf-8"))
-        if cell.of != DRAWN:
-            sent = path / "sent.jsonl"
-            lengths = {number: tuple(tokens) for number, *tokens, _ in answers}
-            write_sent(sent, trace, lengths)
-            load = ranks.replayed(sent, len(lengths), CHUNK, clients)
         predicted = None
         if not cell.drafts:  # the simulator would have to know which are accepted
-            times = ranks.predict(self.python, path / "trial", load, served, POLICIES)
-            predicted = {name: times[name] / times["off"] for name in POLICIES}
+            predicted = self.predict(cell, answers)
         return self._summary(cell, answers, predicted)
+
+    def predict(self, cell: Cell, answers: Sequence[Sequence[Any]]) -> dict[str, float]:
+        """The simulator's mean latency of each policy over that of `off`.
+
+        Args:
+            cell: one of which there is a trial, with `adaptive`, which learned costs.
+            answers: the trial's number, prompt and answer tokens of each request.
+        """
+        path = self.folder / cell.folder
+        clients = self.clients if cell.load is None else None
+        if cell.of == DRAWN:
+            load = ["--input-len", "uniform:80:720", "--output-len", "uniform:10:86"]
+            count = PASSES * REQUESTS
+        else:
+            sent = path / "sent.jsonl"
+            lengths = {number: tuple(tokens) for number, *tokens, _ in answers}
+            count = write_sent(sent, path / "trace.jsonl", lengths)
+            load = ["--dataset-path", str(sent.resolve())]
+            load += ["--dataset-name", "custom" if clients else "timed_trace"]
+            load += ["--timed-trace-chunk-hash-size", str(CHUNK)]
+            load += ["--timed-trace-sec-multiplier", "1"]
+        if clients:
+            load += ["--max-concurrency", str(clients)]
+        costs = (path / "trial/report/report.json").resolve()
+        saved = path / "predicted.json"
+        ranks.run_command(
+            self.python,
+            path / "simulated",
+            [
+                *("simulate", "--cost-from", str(costs), "--policy", *POLICIES),
+                *(*self.served(cell).shared, *load, "--num-prompts", str(count)),
+                *("--num-seeds", str(SEEDS), "--disable-tqdm", "--save-result"),
+                *("--result-dir", str(path.resolve())),
+                *("--result-filename", saved.name),
+            ],
+            is_shown=False,
+        )
+        times = {
+            result["policy"]: statistics.fmean(
+                x["mean_e2el_ms"] for x in result["runs"]
+            )
+            for result in json.loads(saved.read_text("utf-8"))["results"]
+        }
+        return {name: times[name] / times["off"] for name in POLICIES}
 
     def _summary(
         self,

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=real(0, 1e5, above=True), default=10.0, help=text)
     text = "It does not end before these (default: a third of --minutes)."
     add("--least-minutes", type=real(0, 1e5), help=text)
-    text = "Seconds with a policy (default: three times what an answer "
-    text += "takes; with --restart 60)."
+    text = "Seconds with a policy (default: three times what an answer takes, or six "
+    text += "times and 60 or more at a rate or a trace's times; with --restart 60)."
     add("--stretch", type=real(0, 1e5, above=True), metavar="SECONDS", help=text)
     text = "Gets the report; has none yet."
     add("--result-dir", type=Path, default=Path("dp-balance-trial"), help=text)

@@ -16,7 +16,7 @@ from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, TTFT_TAIL, WITHIN_LIMITS, Measured, mean_latency
-from .switchback import Switchback
+from .switchback import Switchback, answers_of_stretch
 from .verdict import Interval, earlier, sentence
 
 Document = dict[str, Any]
@@ -116,19 +116,20 @@ def _policies(switchback: Switchback, judged: Measured) -> dict[str, Document]:
     return policies
 
 
-LATE_S = 1.0
+LATE_S = 3.0
 
 
 def warnings(judged: Measured) -> list[str]:
     """Why differences between the policies may look too small."""
     texts = []
     latency, stretch = mean_latency(judged.answers), _mean_stretch(judged)
-    if latency > stretch / 2 + LATE_S:
+    needed = answers_of_stretch(judged.clients) * latency
+    if needed > 1.5 * stretch + LATE_S:
         texts.append(
             f"Answers take {latency:.0f} s, too long for stretches of {stretch:.0f} s,"
             f" of which the first {judged.washout:.0f} s are left out: what one policy "
             "began is in the figures of the next, and differences look too small. Give "
-            f"--stretch {math.ceil(3 * latency)}."
+            f"--stretch {math.ceil(needed)}."
         )
     carried = judged.carry_over()
     if carried is not None and carried.differs:

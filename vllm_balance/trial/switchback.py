@@ -5,8 +5,9 @@
 Large services compare so where users cannot be divided (a *switchback*): drift over
 minutes meets all policies alike, and none has the first or the last requests of a
 server. The beginning of a stretch is left out: in a closed loop half of the mean
-latency, after which work per second is that of a long run but for two per cent; else
-one mean latency, so that the requests of the policy before have ended.
+latency, after which work per second is that of a long run but for two per cent, and
+for seven with answers of ten tokens; else one mean latency, so that the requests of the
+policy before have ended.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ from .verdict import LEAST_BLOCKS, MOST_BLOCKS, Interval, level
 
 WARM_UP_S, SHORTEST_S, ANEW_S = 10.0, 10.0, 60.0
 """Seconds of a stretch: in the warm-up, at least, and on a server that is started."""
+OPEN_S = 60.0
+"""Seconds of a stretch of an open loop at least: all policies of a block get the same
+bursts, one after the other, which would make shorter bursts as much longer."""
 LOOK_S = 0.5
 
 
@@ -48,7 +52,7 @@ class Times(NamedTuple):
     min_seconds: float
     max_seconds: float
     stretch: float | None = None
-    """None for three mean latencies."""
+    """None for `answers_of_stretch`."""
 
 
 Show = Callable[[str, float], None]
@@ -151,7 +155,9 @@ class Switchback:
                 break
         # Without the first half of the answers: their requests came at once.
         latency = mean_latency(self._answers[len(self._answers) // 2 :])
-        length = given_length or max(SHORTEST_S, 3 * latency)
+        clients = self.measured.clients
+        shortest = SHORTEST_S if clients else OPEN_S
+        length = given_length or max(shortest, answers_of_stretch(clients) * latency)
         self._leave_out(latency, length)
         return length
 
@@ -226,6 +232,11 @@ class Switchback:
         if blocks < LEAST_BLOCKS or self.end - self.begin < self._times.min_seconds:
             return False
         return all(interval.differs for interval in self.intervals().values())
+
+
+def answers_of_stretch(clients: int | None) -> int:
+    """The mean latencies that a stretch lasts, in a closed loop or an open one."""
+    return 3 if clients else 6
 
 
 def names_of(policies: Sequence[str]) -> list[str]:

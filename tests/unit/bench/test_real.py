@@ -20,7 +20,7 @@ words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 folder = Path(value("--result-dir"))
 policies = ["off", "cap", "align", "adaptive"]
-with folder.parent.with_name("words").open("a") as log:
+with Path.cwd().with_name("words").open("a") as log:
     log.write(" ".join(words) + "\\n")
 if words[0] == "simulate":
     assert Path(value("--cost-from")).exists()
@@ -100,13 +100,22 @@ def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
     found = bench.make(real.Cell("Azure conv"))
     path = bench.folder / real.Cell("Azure conv").folder
     made, sent = lines(path / "trace.jsonl"), lines(path / "sent.jsonl")
-    assert len(sent) == 40, "of the first forty requests lengths are known"
-    assert [x["timestamp"] for x in sent] == [x["timestamp"] for x in made[:40]]
+    count = 40  # of the first forty requests lengths are known
+    assert len(sent) == count * real.PASSES
+    times = [row["timestamp"] for row in sent]
+    assert times[:count] == [row["timestamp"] for row in made[:count]]
+    period = made[-1]["timestamp"] * (1 + 1 / len(made))  # as a trial sends again
+    assert times[-1] == pytest.approx(times[count - 1] + (real.PASSES - 1) * period)
     assert {row["input_length"] for row in sent} == {700}
     assert {len(row["hash_ids"]) for row in sent} == {math.ceil(700 / real.CHUNK)}
-    assert not set(sent[0]["hash_ids"]) & set(sent[1]["hash_ids"])
+    for other in (1, count):
+        assert not set(sent[0]["hash_ids"]) & set(sent[other]["hash_ids"])
     assert (found["prompt"], found["answer"]) == (700, 50)
-    assert str(path / "sent.jsonl") in (bench.folder / "words").read_text()
+    words = (bench.folder / "words").read_text().splitlines()[1]
+    assert f"--dataset-path {path / 'sent.jsonl'}" in words
+    assert "simulate --cost-from" in words
+    assert "--data-parallel-size 2 --max-num-seqs 8 --max-num-batched" in words
+    assert f"--max-concurrency 16 --num-prompts {len(sent)}" in words
 
 
 def test_prompts_of_a_trace_are_as_long_as_it_says(tmp_path):

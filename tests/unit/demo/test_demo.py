@@ -74,27 +74,6 @@ def test_a_trial_ends_with_who_runs_it(tmp_path, monkeypatch, python):
     assert (tmp_path / "ended").exists()
 
 
-def test_the_simulator_gets_what_was_sent_and_how_it_was_served(
-    tmp_path, monkeypatch, python
-):
-    runs = [{"mean_e2el_ms": mean} for mean in (10.0, 12.0)]
-    found = tmp_path / "gain" / ranks.PREDICTED
-    found.parent.mkdir()
-    found.write_text(json.dumps({"results": [{"policy": "off", "runs": runs}]}))
-    monkeypatch.setenv("STATUS", "0")
-    served = ranks.Served(3, asynchronous=False)
-    predicted = ranks.predict(python, found.parent, LOAD, served, ("off", "cap"))
-    assert predicted == pytest.approx({"off": 11.0})
-    words = (tmp_path / "words").read_text()
-    for option in (
-        *("simulate --cost-from", "gain/report/report.json", "--policy off cap"),
-        "--data-parallel-size 3 --max-num-seqs 8 --max-num-batched-tokens 1024",
-        *("--no-async-scheduling", "--num-prompts 80 --max-concurrency 16"),
-        "--input-len uniform:80:720 --output-len uniform:10:86",
-    ):
-        assert option in words
-
-
 def test_a_rank_for_each_core_within_limits(monkeypatch):
     for cores, expected in ((1, 2), (2, 2), (3, 3), (4, 4), (64, 4)):
         monkeypatch.setattr(ranks, "usable_cores", lambda cores=cores: cores)

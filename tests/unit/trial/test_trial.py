@@ -445,7 +445,7 @@ def test_a_plain_difference_ends_the_trial_early(loop):
 
 
 def test_stretches_last_three_answers_and_half_of_one_is_left_out(loop):
-    """Of those that come at random a whole one."""
+    """Those that come at random last a minute at least, and a whole one is left out."""
     found, _ = ran(loop, Site(), ["off", "adaptive"], 6)
     lasts = {round(s.end - s.begin, 2) for s in found.judged.stretches}
     assert min(lasts) == pytest.approx(12, abs=1)
@@ -457,6 +457,8 @@ def test_stretches_last_three_answers_and_half_of_one_is_left_out(loop):
     traffic = {"clients": None, "rate": 2.0, "requests": range(9999)}
     drawn, _ = ran(loop, Site(), ["off", "adaptive"], 4, **traffic)
     assert drawn.measured.washout == pytest.approx(4, abs=0.4)
+    lasts = [s.end - s.begin for s in drawn.judged.stretches]
+    assert lasts == pytest.approx([60.0] * len(lasts), abs=1)
 
 
 def test_policies_take_the_server_in_random_blocks(loop):
@@ -539,18 +541,21 @@ def test_nothing_that_is_worse_or_unknown_is_green():
 
 
 def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
-    def warnings(seconds):
+    def warnings(seconds, clients=4):
         stretches = [
             Stretch(n // 2, "ab"[n % 2], None, seconds * n, seconds * (n + 1))
             for n in range(20)
         ]
         answers = steady(4, 0, 20 * seconds, 8.0)
         washout = min(8.0, seconds / 2)
-        return report.warnings(Measured(answers, {}, [], stretches, washout))
+        measured = Measured(answers, {}, [], stretches, washout, clients)
+        return report.warnings(measured)
 
     (said,) = warnings(10)
     assert "Give --stretch 24" in said
     assert warnings(24) == []
+    assert "Give --stretch 48" in warnings(24, clients=None)[0]
+    assert warnings(48, clients=None) == []
 
 
 # ---- The command line

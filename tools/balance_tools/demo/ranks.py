@@ -1,4 +1,4 @@
-"""Real ranks on the cores of this machine: a model, a trial, and predictions.
+"""Real ranks on the cores of this machine: a model, and a trial.
 
 The demo and ``bench/real.py`` measure with them. Nothing is emulated: a prompt takes
 time on a core, and the other ranks wait for it.
@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import socket
-import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,18 +67,10 @@ def hidden_size() -> int:
     return 1024 if "avx512f" in _cpu().get("flags", "").split() else 768
 
 
-@dataclass(frozen=True)
-class Load:
-    """Requests, as options of `vllm bench serve` and as options of the simulator."""
-
-    sent: tuple[str, ...]
-    """Options of `vllm bench serve`."""
-    simulated: tuple[str, ...]
-    """Options of `vllm-balance simulate`."""
-
-
-def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -> Load:
-    """Requests of drawn lengths, in a closed loop.
+def drawn(
+    prompts: int, clients: int, tokens: int, answer: int, spread: float
+) -> tuple[str, ...]:
+    """Options of `vllm bench serve` for requests of drawn lengths, in a closed loop.
 
     Args:
         prompts: the number of requests.
@@ -88,42 +79,22 @@ def drawn(prompts: int, clients: int, tokens: int, answer: int, spread: float) -
         answer: mean tokens of an answer.
         spread: lengths are uniform, from 1 - spread to 1 + spread of the mean.
     """
-    shared = ("--num-prompts", str(prompts), "--max-concurrency", str(clients))
-
-    def uniform(mean: int) -> str:
-        return f"uniform:{round(mean * (1 - spread))}:{round(mean * (1 + spread))}"
-
-    return Load(
-        (
-            "--dataset-name",
-            "random",
-            "--random-input-len",
-            str(tokens),
-            "--random-output-len",
-            str(answer),
-            "--random-range-ratio",
-            str(spread),
-            *shared,
-            "--temperature",
-            "0",
-        ),
-        ("--input-len", uniform(tokens), "--output-len", uniform(answer), *shared),
+    return (
+        "--dataset-name",
+        "random",
+        "--random-input-len",
+        str(tokens),
+        "--random-output-len",
+        str(answer),
+        "--random-range-ratio",
+        str(spread),
+        "--num-prompts",
+        str(prompts),
+        "--max-concurrency",
+        str(clients),
+        "--temperature",
+        "0",
     )
-
-
-def replayed(trace: Path, prompts: int, chunk: int, clients: int | None) -> Load:
-    """Requests of a trace: a closed loop with clients, else at the trace's times."""
-    shared = ["--dataset-path", str(trace.resolve()), "--num-prompts", str(prompts)]
-    shared += ["--timed-trace-chunk-hash-size", str(chunk)]
-    timed = ["--dataset-name", "timed_trace"]
-    sent = [*shared, *timed, "--temperature", "0"]
-    simulated = [*shared, "--timed-trace-sec-multiplier", "1"]
-    if clients is None:
-        return Load((*sent, "--self-timed"), (*simulated, *timed))
-    limit = ("--max-concurrency", str(clients))
-    # Without it vLLM's client keeps the times of a trace, also with clients.
-    sent += ["--no-self-timed"]
-    return Load((*sent, *limit), (*simulated, "--dataset-name", "custom", *limit))
 
 
 @dataclass(frozen=True)
@@ -195,7 +166,7 @@ def run_trial(
     python: Path,
     folder: Path,
     model: Path,
-    load: Load,
+    load: Sequence[str],
     served: Served,
     policies: Sequence[str],
     minutes: float,
@@ -208,7 +179,7 @@ def run_trial(
         python: of an environment with the reference wheel.
         folder: gets the report.
         model: the folder of the model.
-        load: the load.
+        load: options of `vllm bench serve`.
         served: the setup of the server.
         policies: names of the policies.
         minutes: the longest duration.
@@ -225,7 +196,7 @@ def run_trial(
         *options,
         "--policy",
         *policies,
-        *load.sent,
+        *load,
         "--",
         "vllm",
         "serve",
@@ -237,10 +208,10 @@ def run_trial(
         *served.shared,
         *served.options,
     ]
-    _command(python, folder, command, is_shown, served.binding)
+    run_command(python, folder, command, is_shown, served.binding)
 
 
-def _command(
+def run_command(
     python: Path,
     folder: Path,
     arguments: Sequence[str],
@@ -280,63 +251,6 @@ def report_of(folder: Path) -> dict[str, Any]:
     text = (folder / "report" / "report.json").read_text(encoding="utf-8")
     report: dict[str, Any] = json.loads(text)
     return report
-
-
-def predict(
-    python: Path,
-    folder: Path,
-    load: Load,
-    served: Served,
-    policies: Sequence[str],
-    simulated: Sequence[str] = (),
-) -> dict[str, float]:
-    """The simulator's mean time of a request with each policy, in milliseconds.
-
-    Args:
-        python: of an environment with the reference wheel.
-        folder: of a trial with `adaptive`; its report has the learned costs.
-        load: the load of the trial.
-        served: the setup of the trial's server.
-        policies: names of the policies.
-        simulated: further options of the simulator.
-
-    Raises:
-        ToolError: the simulator refuses its options.
-    """
-    command = [
-        "simulate",
-        "--cost-from",
-        str((folder / "report/report.json").resolve()),
-        "--policy",
-        *policies,
-        *served.shared,
-        *load.simulated,
-        *simulated,
-        "--num-seeds",
-        str(SEEDS),
-        "--disable-tqdm",
-        "--save-result",
-        "--result-dir",
-        str(folder.resolve()),
-        "--result-filename",
-        PREDICTED,
-    ]
-    _command(python, folder, command, is_shown=False)
-    return predicted_in(folder)
-
-
-def predicted_in(folder: Path) -> dict[str, float]:
-    """The latencies that `predict` left in a folder."""
-    text = (folder / PREDICTED).read_text(encoding="utf-8")
-    return {
-        r["policy"]: statistics.fmean(run["mean_e2el_ms"] for run in r["runs"])
-        for r in json.loads(text)["results"]
-    }
-
-
-PREDICTED = "predicted.json"
-SEEDS = 8
-"""Runs of the simulator with each policy."""
 
 
 def load_average() -> float:
