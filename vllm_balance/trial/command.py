@@ -26,6 +26,7 @@ from . import report
 from .load import Load, Parser
 from .serving import Deployments, OwnServer, ServerPlan
 from .switchback import Show, Switchback, Times, names_of, served_name
+from .verdict import LEAST_BLOCKS
 
 VERB = "trial"
 USAGE = f"vllm-balance {VERB} [options] [load]"
@@ -58,9 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "Start a server for each stretch, instead of one that is switched: each "
     text += "policy then has its own dispatch, off that of vLLM."
     add("--restart", action="store_true", help=text)
-    text = (
-        "The trial ends after these, or before if it is known which policy is better."
-    )
+    text = f"The trial ends after these and {LEAST_BLOCKS} blocks, or before if it is "
+    text += "known which policy is better."
     add("--minutes", type=real(0, 1e5, above=True), default=10.0, help=text)
     text = "It does not end before these (default: a third of --minutes)."
     add("--least-minutes", type=real(0, 1e5), help=text)
