@@ -35,10 +35,11 @@ class Ranks:
         self.wave = 0
         self.running = False
         self.calls_under_way = 0
-        self.requests: dict[str, tuple[int, int]] = {}
+        self.requests: dict[str, int] = {}
+        """The most tokens of each answer."""
         self.unfinished: set[str] = set()
-        self.answers: list[tuple[int, list[int]]] = []
-        """Tokens of the prompt, and the answer, which is shorter after an abort."""
+        self.answers: list[list[int]] = []
+        """Shorter after an abort."""
         for process in self.processes:
             process.start()
         for _ in range(size):
@@ -64,9 +65,9 @@ class Ranks:
             self._start_wave(payload, exclude=rank)
         elif kind == "finished":
             request_id, answer, complete = payload
-            prompt_tokens, output_tokens = self.requests.pop(request_id)
+            output_tokens = self.requests.pop(request_id)
             assert not complete or len(answer) == output_tokens
-            self.answers.append((prompt_tokens, answer))
+            self.answers.append(answer)
             self.unfinished.discard(request_id)
         elif kind == "called":
             assert payload is None, payload
@@ -80,7 +81,7 @@ class Ranks:
 
     def submit(self, rank, request_id, prompt, output):
         self.unfinished.add(request_id)
-        self.requests[request_id] = (prompt, output)
+        self.requests[request_id] = output
         self.inboxes[rank].put(("add", (request_id, prompt, output, self.wave)))
         if not self.running:
             self._start_wave(self.wave, exclude=rank)

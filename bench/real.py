@@ -65,6 +65,9 @@ class Window(NamedTuple):
     accelerator. The text of a prompt has more tokens in the end: see `write_sent`."""
 
 
+PROMPT, ANSWER, SPREAD = 400, 48, 0.8
+LENGTHS = PROMPT, ANSWER, SPREAD
+"""Means of drawn lengths, and how far they are uniform on each side."""
 DRAWN = "80–720 → 10–86"
 WINDOWS = {
     "Azure code": Window("azure_2023_code.csv", 1500, 4),
@@ -191,10 +194,11 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
             that are not in it are left out.
     """
     rows = [json.loads(line) for line in trace.read_text("utf-8").splitlines()]
-    period = rows[-1]["timestamp"] * (1 + 1 / len(rows))
+    numbers = sorted(lengths)
+    period = rows[numbers[-1]]["timestamp"] * (1 + 1 / len(numbers))
     lines, first = [], 0
     for sent_before in range(PASSES):
-        for number in sorted(lengths):
+        for number in numbers:
             row, (prompt, answer) = rows[number], lengths[number]
             ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
             count = math.ceil(chunks / len(ids))
@@ -205,6 +209,10 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
         first += 10**9
     path.write_text("".join(lines), encoding="utf-8")
     return len(lines)
+
+
+def uniform(mean: int) -> str:
+    return f"uniform:{round(mean * (1 - SPREAD))}:{round(mean * (1 + SPREAD))}"
 
 
 def replayed(trace: Path, clients: int | None) -> list[str]:
@@ -264,7 +272,7 @@ class Bench:
         clients = self.clients if cell.load is None else None
         load: Sequence[str]
         if cell.of == DRAWN:
-            load = ranks.drawn(REQUESTS, self.clients, 400, 48, 0.8)
+            load = ranks.drawn(REQUESTS, self.clients, *LENGTHS)
         else:
             trace = path / "trace.jsonl"
             write_trace(trace, WINDOWS[cell.of], REQUESTS, rate)
@@ -292,7 +300,7 @@ class Bench:
         path = self.folder / cell.folder
         clients = self.clients if cell.load is None else None
         if cell.of == DRAWN:
-            load = ["--input-len", "uniform:80:720", "--output-len", "uniform:10:86"]
+            load = ["--input-len", uniform(PROMPT), "--output-len", uniform(ANSWER)]
             count = PASSES * REQUESTS
         else:
             sent = path / "sent.jsonl"
@@ -311,6 +319,8 @@ class Bench:
             path / "simulated",
             [
                 *("simulate", "--cost-from", str(costs), "--policy", *POLICIES),
+                # The server's, which all policies have.
+                *("--load-balancer", "prefix-aware"),
                 *(*self.served(cell).shared, *load, "--num-prompts", str(count)),
                 *("--num-seeds", str(SEEDS), "--disable-tqdm", "--save-result"),
                 *("--result-dir", str(path.resolve())),
@@ -463,7 +473,10 @@ START_MINUTES = 0.7
 
 
 def sources() -> str:
-    """A hash of balance scheduling."""
+    """A hash of balance scheduling.
+
+    After a change of the trial set the `blocks` of a cell to 0, to measure it again.
+    """
     return code_hash(*(ROOT / folder for folder in MEASURED))
 
 

@@ -186,5 +186,7 @@ MODELS: dict[str, Callable[[int, dict[str, Any]], torch.nn.Module]] = {
     "eagle3": eagle3,
     "GLM-5": glm_dsa,
 }
-for name, make in MODELS.items():
-    tiny_models.MODELS[name] = functools.partial(make, shape=tiny_models.SHAPE)
+tiny_models.MODELS |= {
+    name: functools.partial(make, shape=tiny_models.SHAPE)
+    for name, make in MODELS.items()
+}

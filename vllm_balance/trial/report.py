@@ -16,7 +16,7 @@ from ..cores import usable_cores
 from ..simulator.results import FORMAT_VERSION, print_table, strict_json, versions
 from . import picture
 from .figures import FIGURES, JUDGED, TTFT_TAIL, WITHIN_LIMITS, Measured, mean_latency
-from .switchback import Switchback, answers_of_stretch
+from .switchback import TOO_SHORT, Switchback, stretch_for
 from .verdict import Interval, earlier, sentence
 
 Document = dict[str, Any]
@@ -123,13 +123,12 @@ def warnings(judged: Measured) -> list[str]:
     """Why differences between the policies may look too small."""
     texts = []
     latency, stretch = mean_latency(judged.answers), _mean_stretch(judged)
-    needed = answers_of_stretch(judged.clients) * latency
-    if needed > 1.5 * stretch + LATE_S:
+    needed = stretch_for(latency, judged.clients)
+    if needed > TOO_SHORT * stretch + LATE_S:
         texts.append(
             f"Answers take {latency:.0f} s, too long for stretches of {stretch:.0f} s,"
-            f" of which the first {judged.washout:.0f} s are left out: what one policy "
-            "began is in the figures of the next, and differences look too small. Give "
-            f"--stretch {math.ceil(needed)}."
+            f" of which the first {judged.washout:.0f} s are left out, so that "
+            f"differences look too small. Give --stretch {math.ceil(needed)}."
         )
     carried = judged.carry_over()
     if carried is not None and carried.differs:

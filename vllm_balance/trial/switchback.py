@@ -30,8 +30,10 @@ from .verdict import LEAST_BLOCKS, MOST_BLOCKS, Interval, level
 WARM_UP_S, SHORTEST_S, ANEW_S = 10.0, 10.0, 60.0
 """Seconds of a stretch: in the warm-up, at least, and on a server that is started."""
 OPEN_S = 60.0
-"""Seconds of a stretch of an open loop at least: all policies of a block get the same
-bursts, one after the other, which would make shorter bursts as much longer."""
+"""Seconds of a stretch of an open loop at least: a block repeats its requests for each
+policy, and in a shorter stretch that makes of one burst a long one."""
+TOO_SHORT = 1.5
+"""By which factor a stretch has to be longer, if it is too short."""
 LOOK_S = 0.5
 
 
@@ -52,7 +54,7 @@ class Times(NamedTuple):
     min_seconds: float
     max_seconds: float
     stretch: float | None = None
-    """None for `answers_of_stretch`."""
+    """None for `stretch_for` the mean latency."""
 
 
 Show = Callable[[str, float], None]
@@ -114,7 +116,8 @@ class Switchback:
             if self._site.is_switched:
                 await self._open(stack)
                 length = await self._warm_up(show)
-            for block in itertools.count():
+            block = 0
+            while True:
                 begin = time.perf_counter()
                 for policy in self._random.sample(self.policies, len(self.policies)):
                     await self._stretch(block, policy, length)
@@ -123,8 +126,13 @@ class Switchback:
                         break
                 else:
                     if block == 0:
+                        if (longer := self._longer(length)) > length:
+                            length = longer
+                            self._stretches.clear()
+                            continue
                         self._plan(time.perf_counter() - begin, length)
-                    if block + 1 < self._max_blocks:
+                    block += 1
+                    if block < self._max_blocks:
                         continue
                 break
         self._look(show)
@@ -155,15 +163,30 @@ class Switchback:
                 break
         # Without the first half of the answers: their requests came at once.
         latency = mean_latency(self._answers[len(self._answers) // 2 :])
-        clients = self.measured.clients
-        shortest = SHORTEST_S if clients else OPEN_S
-        length = given_length or max(shortest, answers_of_stretch(clients) * latency)
+        length = given_length or stretch_for(latency, self.measured.clients)
         self._leave_out(latency, length)
         return length
 
+    def _longer(self, length: float) -> float:
+        """The length of a stretch, more if answers take longer than in the warm-up.
+
+        It is not above what the time allows.
+        """
+        if self._times.stretch or not self._site.is_switched:
+            return length
+        # A queue may still grow.
+        latency = mean_latency(self._answers[len(self._answers) // 2 :])
+        needed = stretch_for(latency, self.measured.clients)
+        most = self._remaining / (LEAST_BLOCKS * len(self.policies))
+        return longer if (longer := min(needed, most)) > TOO_SHORT * length else length
+
+    @property
+    def _remaining(self) -> float:
+        return self._times.max_seconds - (time.perf_counter() - self.begin)
+
     def _plan(self, block_s: float, length: float) -> None:
         """Sets the largest number of blocks, on which the level of a look depends."""
-        remaining = self._times.max_seconds - (time.perf_counter() - self.begin)
+        remaining = self._remaining
         blocks = 1 + max(0, round(remaining / block_s))
         self._max_blocks = max(LEAST_BLOCKS, min(blocks, MOST_BLOCKS))
         self.block_s = block_s
@@ -234,9 +257,9 @@ class Switchback:
         return all(interval.differs for interval in self.intervals().values())
 
 
-def answers_of_stretch(clients: int | None) -> int:
-    """The mean latencies that a stretch lasts, in a closed loop or an open one."""
-    return 3 if clients else 6
+def stretch_for(latency: float, clients: int | None) -> float:
+    """Seconds of a stretch for a mean latency, in a closed loop or an open one."""
+    return max(SHORTEST_S, 3 * latency) if clients else max(OPEN_S, 6 * latency)
 
 
 def names_of(policies: Sequence[str]) -> list[str]:

@@ -104,7 +104,7 @@ def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
     assert len(sent) == count * real.PASSES
     times = [row["timestamp"] for row in sent]
     assert times[:count] == [row["timestamp"] for row in made[:count]]
-    period = made[-1]["timestamp"] * (1 + 1 / len(made))  # as a trial sends again
+    period = times[count - 1] * (1 + 1 / count)  # as a trial sends again
     assert times[-1] == pytest.approx(times[count - 1] + (real.PASSES - 1) * period)
     assert {row["input_length"] for row in sent} == {700}
     assert {len(row["hash_ids"]) for row in sent} == {math.ceil(700 / real.CHUNK)}
@@ -116,6 +116,12 @@ def test_what_is_predicted_has_the_lengths_that_were_sent(bench):
     assert "simulate --cost-from" in words
     assert "--data-parallel-size 2 --max-num-seqs 8 --max-num-batched" in words
     assert f"--max-concurrency 16 --num-prompts {len(sent)}" in words
+    assert "--load-balancer prefix-aware" in words, "that of the server, with off, too"
+    bench.make(real.Cell())
+    given, words = (bench.folder / "words").read_text().splitlines()[2:]
+    assert "--random-input-len 400 --random-output-len 48" in given
+    assert "--input-len uniform:80:720 --output-len uniform:10:86" in words
+    assert "80–720 → 10–86" in real.DRAWN
 
 
 def test_prompts_of_a_trace_are_as_long_as_it_says(tmp_path):

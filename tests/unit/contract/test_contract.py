@@ -35,7 +35,7 @@ def test_what_the_release_lacks_is_refused_by_name(tree, tmp_path):
     killing, metric = "kill_process_tree(pid: int", "create_metric_per_engine"
     edit(tree / "vllm/utils/system_utils.py", killing, f"{killing}, why: str")
     edit(tree / "vllm/v1/metrics/utils.py", metric, "create_metrics")
-    (tree / "vllm/lora/punica_wrapper/punica_cpu.py").unlink()
+    (tree / "vllm/v1/worker/cpu_worker.py").unlink()
     relied_on = "def get_scheduler_cls"
     edit(tree / "vllm/config/scheduler.py", relied_on, "def scheduler_cls")
     found = findings(pin, SERIES, tree, tmp_path / "root")
@@ -43,7 +43,7 @@ def test_what_the_release_lacks_is_refused_by_name(tree, tmp_path):
     assert "Relies-On" in said[0]
     assert "get_scheduler_cls is gone" in said[0]
     assert status_of(found) is PatchStatus.VANISHED
-    for name in ("kill_process_tree", "create_metric_per", "punica_cpu", gone):
+    for name in ("kill_process_tree", "create_metric_per", "cpu_worker", gone):
         assert any(name in one for one in said[1:]), said
     assert len(found) < 12, said
     kept = [each for each in SERIES.patches if not each.name.startswith("security-")]

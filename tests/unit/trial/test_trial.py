@@ -213,7 +213,7 @@ def test_what_carries_over_is_seen():
     found = Measured(answers, {}, [], stretches, 3.0)
     carried = found.carry_over()
     assert 0.05 < carried.mean < 0.25
-    (said,) = report.warnings(found)
+    *_, said = report.warnings(found)
     assert said.startswith("Behind another policy requests end ")
     assert Measured(answers, {}, [], stretches[:4], 3.0).carry_over() is None
     assert math.isinf(found.ratio("a", "b", RATE).half), "there were no tokens"
@@ -461,6 +461,26 @@ def test_stretches_last_three_answers_and_half_of_one_is_left_out(loop):
     assert lasts == pytest.approx([60.0] * len(lasts), abs=1)
 
 
+def test_stretches_get_longer_if_answers_do_as_far_as_the_time_allows(loop):
+    """As a queue grows that the warm-up did not see."""
+
+    async def send(request, salt):
+        begin = loop.time()
+        lasts = 3.0 if begin < started + 40 else 24.0
+        await asyncio.sleep(lasts)
+        return answered(request, lasts, begin)
+
+    traffic = {"clients": None, "rate": 2.0, "requests": range(9999), "send": send}
+    for minutes, expected in ((40, 144), (10, 60)):
+        started = loop.time()
+        found, _ = ran(loop, Site(), ["off", "adaptive"], minutes, **traffic)
+        lasts = {s.end - s.begin for s in found.judged.stretches}
+        assert min(lasts) == pytest.approx(expected, abs=4)
+        assert max(lasts) == pytest.approx(expected, abs=4)
+        assert found.judged.blocks >= LEAST_BLOCKS
+        assert found.end - found.begin < 60 * minutes + expected
+
+
 def test_policies_take_the_server_in_random_blocks(loop):
     site = Site()
     policies = names_of(["off", "off", "adaptive"])
@@ -554,7 +574,7 @@ def test_answers_that_last_longer_than_what_is_left_out_are_warned_of():
     (said,) = warnings(10)
     assert "Give --stretch 24" in said
     assert warnings(24) == []
-    assert "Give --stretch 48" in warnings(24, clients=None)[0]
+    assert "Give --stretch 60" in warnings(24, clients=None)[0]
     assert warnings(48, clients=None) == []
 
 
