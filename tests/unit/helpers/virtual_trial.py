@@ -124,8 +124,8 @@ def trial(policies, blocks, length, seed, rate=None, washout=None):
         if block >= 0
     ]
     clients = None if rate else CLIENTS
-    if washout is None:  # three answers are a stretch
-        washout = length / 3 if rate else length / 6
+    if washout is None:  # half of three answers that are a stretch, or one of six
+        washout = length / 6
     return Measured(answers, ticks, [], stretches, washout, clients)
 
 

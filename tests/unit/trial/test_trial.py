@@ -226,7 +226,7 @@ PAIR = ["off", "adaptive"]
 
 @pytest.mark.parametrize("rate", [None, 1.0])
 def test_a_trial_in_virtual_time_finds_what_there_is(rate):
-    measured = virtual_trial.trial(PAIR, 8, 30, seed=1, rate=rate)
+    measured = virtual_trial.trial(PAIR, 8, 60 if rate else 30, seed=1, rate=rate)
     found = measured.ratio("adaptive", "off")
     assert math.exp(found.mean) == pytest.approx(0.88, abs=2 * found.half)
     assert found.half < 0.2
