@@ -81,8 +81,8 @@ SEEDS = 2
 """Runs of the simulator with each policy."""
 CHUNK, MOONCAKE_CHUNK, MOONCAKE_SECONDS = 16, 512, 3.0
 """Tokens of a hash id here and in Mooncake's trace, whose times are that coarse."""
-HIGH = 0.7
-"""Load of an open loop. At 0.9 one burst in some minutes outweighs a policy."""
+OPEN_LOAD = 0.7
+"""At 0.9 one burst in some minutes outweighs a policy."""
 DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
 
@@ -111,14 +111,14 @@ def cells() -> Iterator[Cell]:
     yield Cell(asynchronous=True)
     yield Cell()
     yield Cell(dense_layers=0, asynchronous=True)
-    for load in (None, HIGH):
+    for load in (None, OPEN_LOAD):
         for of in ("Azure conv", "Azure code", "Mooncake"):
             yield Cell(of, load, asynchronous=True)
     yield Cell(dense_layers=LAYERS - 1, asynchronous=True)
     yield Cell(drafts=DRAFTS)
     for dense_layers in (0, LAYERS - 1):
         yield Cell(dense_layers=dense_layers)
-    for load in (None, HIGH):
+    for load in (None, OPEN_LOAD):
         for of in ("Azure conv", "Azure code", "Mooncake"):
             yield Cell(of, load)
 
@@ -198,8 +198,9 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
     rows = [json.loads(line) for line in trace.read_text("utf-8").splitlines()]
     numbers = sorted(lengths)
     period = rows[numbers[-1]]["timestamp"] * (1 + 1 / len(numbers))
-    lines, first = [], 0
+    lines = []
     for sent_before in range(PASSES):
+        first = sent_before * 10**9
         for number in numbers:
             row, (prompt, answer) = rows[number], lengths[number]
             ids, chunks = row["hash_ids"], math.ceil(prompt / CHUNK)
@@ -208,7 +209,6 @@ def write_sent(path: Path, trace: Path, lengths: Mapping[int, tuple[int, int]]) 
             sent = {"timestamp": row["timestamp"] + sent_before * period}
             sent |= {"input_length": prompt, "output_length": answer}
             lines.append(json.dumps({**sent, "hash_ids": longer[:chunks]}) + "\n")
-        first += 10**9
     path.write_text("".join(lines), encoding="utf-8")
     return len(lines)
 

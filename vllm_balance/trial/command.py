@@ -59,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "Start a server for each stretch, instead of one that is switched: each "
     text += "policy then has its own dispatch, off that of vLLM."
     add("--restart", action="store_true", help=text)
-    text = (
-        f"The trial ends after these, but not before {LEAST_BLOCKS} blocks, or if it "
-    )
-    text += "is known which policy is better."
+    text = "The trial ends after these, or before if it is known which policy is "
+    text += f"better, but not before {LEAST_BLOCKS} blocks."
     add("--minutes", type=real(0, 1e5, above=True), default=10.0, help=text)
     text = "It does not end before these (default: a third of --minutes)."
     add("--least-minutes", type=real(0, 1e5), help=text)

@@ -116,19 +116,17 @@ def _policies(switchback: Switchback, judged: Measured) -> dict[str, Document]:
     return policies
 
 
-LATE_S = 3.0
-
-
 def warnings(judged: Measured) -> list[str]:
     """Why differences between the policies may look too small."""
     texts = []
     latency, stretch = mean_latency(judged.answers), _mean_stretch(judged)
     needed = stretch_for(latency, judged.clients)
-    if needed > TOO_SHORT * stretch + LATE_S:
+    if needed > TOO_SHORT * stretch:
         texts.append(
-            f"Answers take {latency:.0f} s, too long for stretches of {stretch:.0f} s,"
-            f" of which the first {judged.washout:.0f} s are left out, so that "
-            f"differences look too small. Give --stretch {math.ceil(needed)}."
+            f"Stretches of {stretch:.0f} s, of which the first {judged.washout:.0f} s "
+            f"are left out, are too short for requests that take {latency:.0f} s and "
+            f"come {'one after another' if judged.clients else 'at their own times'}, "
+            f"so that differences look too small. Give --stretch {math.ceil(needed)}."
         )
     carried = judged.carry_over()
     if carried is not None and carried.differs:

@@ -33,7 +33,7 @@ OPEN_S = 60.0
 """Seconds of a stretch of an open loop at least: a block repeats its requests for each
 policy, and in a shorter stretch that makes of one burst a long one."""
 TOO_SHORT = 1.5
-"""By which factor a stretch has to be longer, if it is too short."""
+"""A stretch is too short if it should be longer by more than this factor."""
 LOOK_S = 0.5
 
 
@@ -116,26 +116,27 @@ class Switchback:
             if self._site.is_switched:
                 await self._open(stack)
                 length = await self._warm_up(show)
-            block = 0
-            while True:
+            block, is_known = 0, False
+            while block < self._max_blocks and not is_known:
                 begin = time.perf_counter()
-                for policy in self._random.sample(self.policies, len(self.policies)):
-                    await self._stretch(block, policy, length)
-                    self._look(show)
-                    if self._is_known():
-                        break
-                else:
-                    if block == 0:
-                        if (longer := self._longer(length)) > length:
-                            length = longer
-                            self._stretches.clear()
-                            continue
-                        self._plan(time.perf_counter() - begin, length)
-                    block += 1
-                    if block < self._max_blocks:
-                        continue
-                break
+                is_known = await self._block(block, length, show)
+                if block == 0 and (longer := self._longer(length)) > length:
+                    length = longer
+                    self._stretches.clear()
+                    continue
+                if block == 0:
+                    self._plan(time.perf_counter() - begin, length)
+                block += 1
         self._look(show)
+
+    async def _block(self, block: int, length: float, show: Show) -> bool:
+        """Serves each policy once; returns early if all differ from the first."""
+        for policy in self._random.sample(self.policies, len(self.policies)):
+            await self._stretch(block, policy, length)
+            self._look(show)
+            if self._is_known():
+                return True
+        return False
 
     async def _open(self, stack: AsyncExitStack, policy: str | None = None) -> None:
         """Opens a server, and sends the load to it until the stack is closed."""
