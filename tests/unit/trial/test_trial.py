@@ -478,6 +478,7 @@ def test_stretches_get_longer_if_answers_do_as_far_as_the_time_allows(loop):
         assert min(lasts) == pytest.approx(expected, abs=4)
         assert max(lasts) == pytest.approx(expected, abs=4)
         assert found.judged.blocks >= LEAST_BLOCKS
+        assert found.judged.stretches[0].block == 0
         assert found.end - found.begin < 60 * minutes + expected
 
 
