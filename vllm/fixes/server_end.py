@@ -116,12 +116,12 @@ async def _watch(llm: "AsyncLLM") -> None:
         try:
             await asyncio.sleep(_PERIOD_S)
         except asyncio.CancelledError:  # the server has ended sooner than this saw why
-            if is_served and getattr(manager, "failed_proc_name", None):
+            if is_served and _died(manager):
                 _exit_with(1)
             raise
     if not is_served:
         return
-    died = missing or getattr(manager, "failed_proc_name", None)
+    died = missing or _died(manager)
     status = 1 if died or client._finalizer.alive else 0
     llm.output_processor.propagate_error(llm.dead_error)
     if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
@@ -138,6 +138,17 @@ async def _watch(llm: "AsyncLLM") -> None:
     # Some client neither reads nor finishes its request.
     logger.warning("Data parallel balance: the last clients are cut off.")
     os._exit(status)
+
+
+def _died(manager: object) -> str | None:
+    """The process that ended first, if it failed, which the log names.
+
+    Ranks that were told to stop for it may not have noticed which it was.
+    """
+    name: str | None = getattr(manager, "failed_proc_name", None)
+    if name:
+        logger.error("Data parallel balance: %s failed. Ending the server.", name)
+    return name
 
 
 def _exit_with(status: int) -> None:
