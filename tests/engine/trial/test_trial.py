@@ -306,10 +306,9 @@ def test_running_deployments_are_compared_unless_one_is_another(
 ):
     monkeypatch.setenv(KEY, trial.key)
     quiet = ["--host", "127.0.0.1", *SERVE]
-    off = Server(tmp_path, trial.model, *SERVE, name="off", forked=True)
-    cap = Server(
-        tmp_path, trial.model, *SERVE, "--data-parallel-balance", "cap", forked=True
-    )
+    # Not forked: whether there is a key is looked at on import.
+    off = Server(tmp_path, trial.model, *SERVE, name="off")
+    cap = Server(tmp_path, trial.model, *SERVE, "--data-parallel-balance", "cap")
     with off, cap:
         wrong = [f"--deployment=off={off.url}", f"--deployment=adaptive={cap.url}"]
         done = trial.run(*LOAD, *wrong, serve=[])
