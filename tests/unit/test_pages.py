@@ -210,6 +210,9 @@ def test_the_readme_says_what_real_ranks_measured():
     assert f"over {len(cells)} workloads" in SCREEN
     closed = [x for x, cell in zip(first, cells, strict=True) if not cell["load"]]
     assert f"with all slots in use {geometric_mean(closed):.2f}x" in SCREEN
+    closed = [x for x, cell in zip(latency, cells, strict=True) if not cell["load"]]
+    mean = f"{geometric_mean(closed):.2f}x"
+    assert f"{mean} in the {len(closed)} with all slots in use" in SCREEN
     open_loops = [number for number, cell in enumerate(cells) if cell["load"]]
     found, firsts = ([x[n] for n in open_loops] for x in (latency, first))
     expected = geometric_mean(cells[n]["predicted"]["adaptive"] for n in open_loops)

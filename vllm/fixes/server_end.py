@@ -141,13 +141,13 @@ async def _watch(llm: "AsyncLLM") -> None:
 
 
 def _died(manager: object) -> str | None:
-    """The process that ended first, if it failed, which the log names.
+    """The process that ended first, if it failed; the log names it.
 
     Ranks that were told to stop for it may not have noticed which it was.
     """
     name: str | None = getattr(manager, "failed_proc_name", None)
     if name:
-        logger.error("Data parallel balance: %s failed. Ending the server.", name)
+        logger.error("Data parallel balance: %s was the first process to end.", name)
     return name
 
 
